@@ -1,0 +1,245 @@
+"""One calibration: plan, search, decide, and the StrategyProfile that comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from itertools import groupby
+from time import monotonic
+from typing import Any
+
+import optuna
+import torch
+
+from autotune.config import Calibration, Workload, load_group
+from autotune.contest import Contest
+from autotune.decide import Verdict, decisions, judge, worth_refining
+from autotune.devices import Device, open_device, open_torch_device
+from autotune.plan import Point, make_plan
+from autotune.request import Request
+from autotune.search import Budget, Progress, Search
+from autotune.workload import trace_of
+from swa_alloc.errors import CalibrationError
+from swa_alloc.operations import OPERATIONS
+from swa_alloc.profile import SCHEMA, CandidateMeasurement, Decision, Measurement, Provenance, StrategyProfile
+from swa_alloc.strategies import names
+
+# Environment variables that bear on a run, by prefix.
+_RECORDED = ("SWA_ALLOC_", "AUTOTUNE_", "OMP_", "MKL_", "TRITON_", "CUDA_", "ASCEND_", "TASK_QUEUE_ENABLE")
+# Sizes halfway between two with different winners are added this often, if the budget has room.
+_REFINEMENTS = 2
+# Share of the budget that must be left for a refinement to be sound.
+_REFINE_SHARE = 0.25
+
+
+def calibrate(
+    device: Device | torch.device | str, workload: Workload | str, *, budget_s: float | None = None
+) -> StrategyProfile:
+    """Measure every installed strategy on a device and say which serves what.
+
+    Args:
+        device: An opened device, a ``torch.device``, or a name as in ``conf/device``.
+        workload: A workload, or a name as in ``conf/workload``.
+        budget_s: Most seconds spent on measuring; the ``startup`` preset's by default.
+
+    Returns:
+        The profile; it is not saved.
+
+    Raises:
+        DeviceError: the device cannot be used.
+        CalibrationError: nothing could be measured.
+        TraceError: the workload's trace cannot be used.
+    """
+    if isinstance(device, str):
+        device = open_device(device, 0)
+    opened = open_torch_device(device) if isinstance(device, torch.device) else device
+    load: Workload = load_group(Workload, "workload", workload) if isinstance(workload, str) else workload
+    settings: Calibration = load_group(Calibration, "calibration", "startup")
+    settings = settings if budget_s is None else replace(settings, budget_s=budget_s)
+    strategies = {operation: names(operation) for operation in OPERATIONS}
+    return measure(make_request(opened, load, settings, strategies))
+
+
+def make_request(
+    device: Device, workload: Workload, settings: Calibration, strategies: Mapping[str, tuple[str, ...]]
+) -> Request:
+    """The request that a workload stands for, with the device's own objective; plays the workload.
+
+    Raises:
+        TraceError: its trace cannot be used.
+    """
+    config = {"workload": _plain(workload), "calibration": _plain(settings)}
+    trace = trace_of(workload)
+    objective = device.default_objective
+    return Request(device, workload.name, trace, workload.backlog_us, objective, settings, strategies, config)
+
+
+def measure(
+    request: Request,
+    progress: Progress = lambda _used: None,
+    studies: optuna.storages.BaseStorage | None = None,
+) -> StrategyProfile:
+    """Carry out a request.
+
+    Args:
+        request: What to measure.
+        progress: Told the share of the budget that is used, from 0 to 1.
+        studies: Gets a copy of every Optuna study.
+
+    Raises:
+        CalibrationError: there is no room for a table, or nothing could be measured in the time.
+    """
+    _check_room(request)
+    budget = Budget(monotonic(), request.settings.budget_s, progress)
+    with _quiet_optuna():
+        search = Search(request, budget)
+        verdicts = _search(request, search, budget)
+        measuring_s = monotonic() - budget.start
+        if studies is not None:
+            search.save_studies(studies)
+    if not any(verdict.contest.race.finishers() for verdict in verdicts):
+        failed = "; ".join(f"{entry.strategy}: {entry.detail}" for entry in search.ineligible)
+        raise CalibrationError(
+            f"nothing could be measured within {request.settings.budget_s:g} s on {request.device.torch_device}; "
+            f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
+        )
+    return StrategyProfile(
+        schema=SCHEMA,
+        fingerprint=request.fingerprint,
+        workload=request.workload,
+        objective=request.objective,
+        decisions=tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group))),
+        measurements=tuple(_measurement(verdict) for verdict in verdicts),
+        ineligible=search.ineligible,
+        provenance=provenance(request, "measured", measuring_s),
+    )
+
+
+def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
+    """A profile that says what somebody decided, with nothing measured."""
+    return StrategyProfile(
+        schema=SCHEMA,
+        fingerprint=request.fingerprint,
+        workload=request.workload,
+        objective=request.objective,
+        decisions=tuple(choices),
+        measurements=(),
+        ineligible=(),
+        provenance=provenance(request, "pinned", 0.0),
+    )
+
+
+def provenance(request: Request, method: Any, measuring_s: float) -> Provenance:
+    """Where a profile made now comes from."""
+    return Provenance(
+        method=method,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        measuring_s=round(measuring_s, 3),
+        request=request.digest,
+        effort=request.effort,
+        config=dict(request.config),
+        overrides=request.overrides,
+        environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)},
+    )
+
+
+def _check_room(request: Request) -> None:
+    table_bytes = (request.trace.size + request.trace.page_size + 1) * torch.int64.itemsize
+    free = request.device.free_bytes()
+    if free is not None and table_bytes > free:
+        raise CalibrationError(
+            f"measuring needs a copy of the mapping, {table_bytes} bytes, and {free} are free on "
+            f"{request.device.torch_device}"
+        )
+
+
+def _search(request: Request, search: Search, budget: Budget) -> list[Verdict]:
+    contests = search.run(make_plan(request.trace, request.settings.sizes))
+    verdicts = _judge(contests, request.settings)
+    for _ in range(_REFINEMENTS):
+        points = _between(verdicts)
+        if not points or budget.left_s < _REFINE_SHARE * budget.seconds:
+            break
+        contests += search.run(points)
+        verdicts = _judge(contests, request.settings)
+    return verdicts
+
+
+def _judge(contests: Sequence[Contest], settings: Calibration) -> list[Verdict]:
+    ordered = sorted(contests, key=lambda contest: (contest.point.kind, contest.point.count))
+    by_kind = groupby(ordered, lambda contest: contest.point.kind)
+    return [verdict for _, group in by_kind for verdict in judge(list(group), settings)]
+
+
+def _between(verdicts: Sequence[Verdict]) -> list[Point]:
+    """Points to add where neighbours have different winners, laid out as the smaller neighbour."""
+    points = []
+    for _, group in groupby(verdicts, _kind):
+        of_kind = list(group)
+        for count in worth_refining(of_kind):
+            below = max((v.contest.point for v in of_kind if v.contest.point.count < count), key=lambda p: p.count)
+            points.append(replace(below, count=count, weight=0.0))
+    return [replace(point, share=1 / len(points)) for point in points]
+
+
+def _kind(verdict: Verdict) -> Any:
+    return verdict.contest.point.kind
+
+
+def _measurement(verdict: Verdict) -> Measurement:
+    contest = verdict.contest
+    point, race = contest.point, contest.race
+    took_part = [label for label in contest.candidates if label in race.running or label in contest.pruned]
+    measured = [label for label in took_part if race.best_wall(label) < float("inf")]
+    return Measurement(
+        *point.kind,
+        indices=point.count,
+        layout=point.layout,
+        weight=point.weight,
+        margin=verdict.margin,
+        noise_floor=race.noise_floor,
+        candidates=tuple(sorted((_candidate(contest, label) for label in measured), key=_rank)),
+    )
+
+
+def _candidate(contest: Contest, label: str) -> CandidateMeasurement:
+    candidate, race = contest.candidates[label], contest.race
+    series, ratio = race.series[label], race.ratio(label, race.default)
+    host_us, device_us, wall_us = series.medians()
+    return CandidateMeasurement(
+        strategy=candidate.name,
+        params=dict(candidate.params),
+        host_us=host_us,
+        device_us=device_us,
+        wall_us=wall_us,
+        p90_us=race.percentile_90(label),
+        ratio=ratio.median if ratio else None,
+        ratio_low=ratio.low if ratio else None,
+        ratio_high=ratio.high if ratio else None,
+        rounds=len(series.figures),
+        dropped=series.dropped,
+        state="complete" if label in race.running else "pruned",
+    )
+
+
+def _rank(measurement: CandidateMeasurement) -> tuple[bool, float]:
+    unpaired = measurement.ratio is None
+    return unpaired, measurement.wall_us if measurement.ratio is None else measurement.ratio
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    return {name: getattr(value, "value", value) for name, value in asdict(settings).items()}
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Keep Optuna from logging a line a study, in a server's log above all."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

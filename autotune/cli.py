@@ -1,0 +1,69 @@
+"""From a command line to a run: Hydra's entry point, error lines and exit codes.
+
+Exit codes: 0 done; 2 the request is wrong; 3 the device or the measurement failed; 1 a bug, with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config import Calibration, Config, DeviceConfig, Task, Workload, conf_dir, editable, to_config
+from autotune.run import calibrate_run
+from swa_alloc.errors import CalibrationError, SWAAllocError
+
+_TASKS = {Task.calibrate: calibrate_run}
+# Hydra 1.4 dropped the parameter; before it, leaving it out warns.
+_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+def run() -> None:
+    """Run the command line in ``sys.argv``; every failure that is no bug has one line and its exit code."""
+    for group, schema in (("device", DeviceConfig), ("workload", Workload), ("calibration", Calibration)):
+        ConfigStore.instance().store(group=group, name="_base_", node=editable(schema))
+    ConfigStore.instance().store(name="_base_", node=editable(Config))
+    wants_traceback = os.environ.get(_FULL_ERROR, "0") not in ("", "0")
+    # Hydra would print and exit 1 whatever happened; this makes it raise.
+    os.environ[_FULL_ERROR] = "1"
+    sys.argv[0] = "autotune"
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", **_VERSION_BASE)(_run)()
+    except (SWAAllocError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+        if wants_traceback:
+            raise
+        sys.stderr.write(f"autotune: {_one_line(error)}\n")
+        raise SystemExit(3 if isinstance(error, CalibrationError) else 2) from None
+
+
+def _run(cfg: DictConfig) -> None:
+    config = to_config(cfg)
+    job = HydraConfig.get()
+    _TASKS[config.task](config, tuple(job.overrides.task), Path(job.runtime.output_dir))
+
+
+def _one_line(error: BaseException) -> str:
+    """The error and what caused it, in one line."""
+    if isinstance(error, OSError):
+        return (
+            f"cannot write {error.filename}: {error.strerror}; AUTOTUNE_OUTPUT_DIR=FOLDER puts the run folder elsewhere"
+        )
+    causes = [str(error)]
+    if not isinstance(error, SWAAllocError) and error.__cause__ is not None:
+        causes.append(str(error.__cause__))
+    # OmegaConf appends where in its own tree it was.
+    kept = [line for line in "\n".join(causes).splitlines() if line.strip() and not line.lstrip().startswith(_INTERNAL)]
+    return " ".join(" ".join(kept).split())
+
+
+_INTERNAL = ("object_type=", "reference_type=", "full_key: null")

@@ -1,0 +1,277 @@
+"""The schema of conf/: every key, its type, its default and its range, as the frozen types that the rest works with."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from swa_alloc.errors import SWAAllocError
+
+
+class ConfigError(SWAAllocError, ValueError):
+    """The configuration asks for something that does not exist or cannot be."""
+
+
+class Caller(Enum):
+    """Who frees: it decides how the clears of a run are cut."""
+
+    sglang = "sglang"  # one request at a time, as SGLang 0.5.23 does
+    swa_alloc = "swa_alloc"  # all the requests of a step in one call
+
+
+class Objective(Enum):
+    """What is minimized; ``auto`` leaves it to the device."""
+
+    auto = "auto"
+    serving = "serving"
+    latency = "latency"
+
+
+class Task(Enum):
+    """What a run does."""
+
+    calibrate = "calibrate"
+
+
+class Format(Enum):
+    """What stdout carries."""
+
+    table = "table"
+    json = "json"
+
+
+class Reuse(Enum):
+    """Which saved profile makes measuring unnecessary."""
+
+    exact = "exact"
+    compatible = "compatible"
+    never = "never"
+
+
+class Storage(Enum):
+    """Where the Optuna studies go."""
+
+    memory = "memory"
+    journal = "journal"  # study.journal in the run folder, for optuna-dashboard
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """conf/device: ``kind`` is a name in ``autotune.devices``, ``index`` the number of the device of that kind."""
+
+    kind: str = MISSING
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _at_least(0, "device", index=self.index)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """conf/workload: the traffic that an engine sees and the pools that it runs on.
+
+    Attributes:
+        name: For people, and in the profile's file name.
+        path: A recorded trace that is taken instead of playing the traffic.
+        caller: Who frees.
+        size: Slots in the full pool.
+        size_swa: Slots in the SWA pool.
+        page_size: Slots in a page.
+        window: Tokens that a sliding-window layer looks back.
+        full_layers: Full-attention layers of the model.
+        swa_layers: Sliding-window layers of the model.
+        running_requests: Requests that decode at the same time, where the pools have room.
+        prompt_tokens: Mean prompt length; lengths are uniform within half of it on either side.
+        output_tokens: Mean output length, spread likewise.
+        prefill_chunk: Tokens that one prefill step adds to a request.
+        eviction_interval: Tokens by which a request outgrows its window before the slots behind it are freed; 128 is
+            SGLang's SGLANG_SWA_EVICTION_INTERVAL.
+        decode_steps: Steps that are played.
+        backlog_us: Device work queued ahead of a clear, in microseconds: one decode step.
+    """
+
+    name: str = MISSING
+    path: str | None = None
+    caller: Caller = Caller.sglang
+    size: int = 1
+    size_swa: int = 1
+    page_size: int = 1
+    window: int = 1
+    full_layers: int = 1
+    swa_layers: int = 1
+    running_requests: int = 1
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    prefill_chunk: int = 1
+    eviction_interval: int = 128
+    decode_steps: int = 1
+    backlog_us: float = MISSING
+
+    def __post_init__(self) -> None:
+        """Check ranges, and that pages divide pools."""
+        counts = ("size", "size_swa", "page_size", "window", "full_layers", "swa_layers", "running_requests")
+        tokens = ("prompt_tokens", "output_tokens", "prefill_chunk", "eviction_interval", "decode_steps")
+        _at_least(1, "workload", **{name: getattr(self, name) for name in (*counts, *tokens)})
+        _at_least(0, "workload", backlog_us=self.backlog_us)
+        if isinstance(self.name, str) and self.name != MISSING and not self.name.replace("-", "_").isidentifier():
+            raise ConfigError(f"workload.name must be letters, digits, - and _ (it names a file), not {self.name!r}")
+        for name in ("size", "size_swa"):
+            if getattr(self, name) % self.page_size:
+                raise ConfigError(
+                    f"workload.{name} must be a multiple of workload.page_size {self.page_size}, "
+                    f"not {getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """conf/calibration: how much is measured, and when a difference counts.
+
+    Attributes:
+        budget_s: Most seconds spent on measuring.
+        sizes: Most numbers of indices that are timed for each target and index dtype.
+        passes: Freshly allocated tables that each race is run on.
+        rounds: Most rounds of a race on each table.
+        block_us: Length of a sample, in microseconds; calls are repeated to fill it.
+        switch_margin: Fraction by which another strategy must beat the default, for up to 128 indices.
+        switch_margin_large: The same beyond 128 indices, where processes differ more.
+        call_limit_s: Seconds beyond which one call makes a strategy ineligible.
+        wait_s: Seconds beyond the budget to wait for another process that is measuring.
+        force: Measure even where a saved profile would do.
+        storage: Where the Optuna studies go.
+        seed: Of the random orders and indices.
+    """
+
+    budget_s: float = MISSING
+    sizes: int = MISSING
+    passes: int = MISSING
+    rounds: int = MISSING
+    block_us: float = 60.0
+    switch_margin: float = 0.03
+    switch_margin_large: float = 0.05
+    call_limit_s: float = 0.5
+    wait_s: float = 30.0
+    force: bool = False
+    storage: Storage = Storage.memory
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        # Eight rounds are the fewest that have a 99 % interval; three sizes are the ends and the heaviest.
+        _at_least(0.1, "calibration", budget_s=self.budget_s)
+        _at_least(3, "calibration", sizes=self.sizes)
+        _at_least(1, "calibration", passes=self.passes, block_us=self.block_us)
+        _at_least(8, "calibration", rounds=self.rounds)
+        _at_least(0, "calibration", wait_s=self.wait_s, seed=self.seed, call_limit_s=self.call_limit_s)
+        for name in ("switch_margin", "switch_margin_large"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"calibration.{name} must lie in [0, 1), not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """Which strategies race, or which one is pinned."""
+
+    include: list[str] | None = None
+    exclude: list[str] = field(default_factory=list)
+    pin: str | None = None
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Where profiles live, and when a saved one will do."""
+
+    dir: str | None = None
+    reuse: Reuse = Reuse.exact
+
+
+@dataclass(frozen=True)
+class Config:
+    """conf/config.yaml."""
+
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    workload: Workload = field(default_factory=Workload)
+    calibration: Calibration = field(default_factory=Calibration)
+    strategies: Strategies = field(default_factory=Strategies)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    objective: Objective = Objective.auto
+    task: Task = Task.calibrate
+    format: Format = Format.table
+
+
+def conf_dir() -> Path:
+    """The folder of the shipped configuration: beside this file in a wheel, beside the package in a checkout.
+
+    Raises:
+        ConfigError: it is in neither place.
+    """
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "conf", here.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise ConfigError("the shipped conf/ folder is missing; reinstall swa-alloc")
+
+
+def editable(cls: type) -> DictConfig:
+    """A schema node for Hydra. OmegaConf marks frozen classes read-only, and then no override would pass."""
+    node: DictConfig = OmegaConf.structured(cls)
+    _unlock(node)
+    return node
+
+
+def to_config(cfg: DictConfig) -> Config:
+    """A composed configuration as the frozen types above.
+
+    Raises:
+        ConfigError: a key that the schema lacks, a missing or impossible value.
+    """
+    _refuse_unknown_keys(cfg, Config, "")
+    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]  # the node was built from Config
+    return config
+
+
+def load_group(cls: type, group: str, name: str, **overrides: Any) -> Any:
+    """One file of conf/ as its frozen type, without Hydra: for calibration inside a server.
+
+    Raises:
+        ConfigError: an override is out of range.
+    """
+    loaded: Any = OmegaConf.load(conf_dir() / group / f"{name}.yaml")
+    loaded = OmegaConf.masked_copy(loaded, [key for key in loaded if key != "defaults"])
+    return OmegaConf.to_object(OmegaConf.merge(editable(cls), loaded, overrides))
+
+
+def _unlock(node: DictConfig) -> None:
+    OmegaConf.set_readonly(node, None)
+    for key in node:
+        child = node._get_node(key)  # noqa: SLF001 - reading a missing value through the public way raises
+        if isinstance(child, DictConfig):
+            _unlock(child)
+
+
+def _refuse_unknown_keys(node: DictConfig, schema: type, path: str) -> None:
+    # Hydra's `+key=value` adds what the schema lacks, and to_object would drop it in silence.
+    known = {item.name: item for item in dataclasses.fields(schema)}
+    for key in map(str, node):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {path}{near[0]}?" if near else f"; known here: {', '.join(known)}"
+            raise ConfigError(f"unknown key {path}{key}{hint}")
+        child = node._get_node(key)  # noqa: SLF001 - reading a missing value through the public way raises
+        if isinstance(child, DictConfig) and (child_schema := OmegaConf.get_type(child)) is not None:
+            _refuse_unknown_keys(child, child_schema, f"{path}{key}.")
+
+
+def _at_least(low: float, group: str, **values: Any) -> None:
+    for name, value in values.items():
+        # OmegaConf passes a missing value as "???", and reads nan and inf as numbers.
+        if isinstance(value, int | float) and not (low <= value and math.isfinite(value)):
+            raise ConfigError(f"{group}.{name} must be at least {low}, not {value}")

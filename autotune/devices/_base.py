@@ -1,0 +1,54 @@
+"""What the calibrator asks of a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from swa_alloc.profile import Objective
+
+Call = Callable[..., Any]
+Arguments = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one block of calls cost, in microseconds a call.
+
+    Attributes:
+        host_us: Until the call returns, on an idle stream.
+        device_us: What the device spends on it.
+        wall_us: The call and a synchronization.
+    """
+
+    host_us: float
+    device_us: float
+    wall_us: float
+
+
+class Device(ABC):
+    """One device that strategies are timed on.
+
+    Attributes:
+        torch_device: PyTorch's name for it.
+        default_objective: What ``objective=auto`` minimizes.
+    """
+
+    torch_device: torch.device
+    default_objective: Objective
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything submitted to the device is done."""
+
+    @abstractmethod
+    def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
+        """Call ``call(*arguments)`` for each of ``block``, and say what a call cost."""
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Free memory in bytes, None where it cannot be told."""

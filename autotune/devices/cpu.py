@@ -1,0 +1,53 @@
+"""The host: a call is done when it returns, so that host, device and wall time are one."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import torch
+
+from autotune.devices._base import Arguments, Call, Device, Sample
+from swa_alloc.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swa_alloc.profile import Objective
+
+
+class Cpu(Device):
+    """The host's CPU, with PyTorch's intra-op threads."""
+
+    torch_device = torch.device("cpu")
+    default_objective: Objective = "latency"
+
+    def synchronize(self) -> None:
+        """See ``Device.synchronize``."""
+
+    def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
+        """See ``Device.time``."""
+        start = perf_counter_ns()
+        for arguments in block:
+            call(*arguments)
+        microseconds = (perf_counter_ns() - start) / 1e3 / len(block)
+        return Sample(microseconds, microseconds, microseconds)
+
+    def free_bytes(self) -> int | None:
+        """See ``Device.free_bytes``."""
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError):
+            return None
+
+
+def open_cpu(index: int) -> Device:
+    """The host.
+
+    Raises:
+        DeviceError: ``index`` is not 0.
+    """
+    if index != 0:
+        raise DeviceError(f"there is one CPU device, 0, not {index}; drop device.index")
+    return Cpu()

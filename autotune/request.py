@@ -1,0 +1,102 @@
+"""A request: everything that decides what a calibration measures, and which saved profile answers it already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.config import Calibration, Reuse
+from swa_alloc.errors import ProfileError
+from swa_alloc.fingerprint import Fingerprint, fingerprint
+from swa_alloc.profile import Objective, ProfileWorkload, StrategyProfile, digest, profile_key
+
+if TYPE_CHECKING:
+    from autotune.devices import Device
+    from swa_alloc.trace import Trace
+
+# What more of makes a profile better and never worse: a thorough profile answers a quick request.
+_EFFORT = ("budget_s", "sizes", "passes", "rounds")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One calibration, asked for.
+
+    Attributes:
+        device: Where to measure.
+        name: Of the workload.
+        trace: The clears whose sizes are timed.
+        backlog_us: Device work queued ahead of a clear, in microseconds.
+        objective: What is minimized.
+        settings: How much is measured.
+        strategies: Names of the strategies that race, by operation.
+        config: The configuration behind all this, for the record.
+        overrides: The command's overrides, for the record.
+    """
+
+    device: Device
+    name: str
+    trace: Trace
+    backlog_us: float
+    objective: Objective
+    settings: Calibration
+    strategies: Mapping[str, tuple[str, ...]]
+    config: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """This machine's."""
+        return fingerprint(self.device.torch_device)
+
+    @cached_property
+    def workload(self) -> ProfileWorkload:
+        """The workload as the profile keeps it."""
+        trace = self.trace
+        return ProfileWorkload(self.name, trace.size, trace.page_size, self.backlog_us, trace.digest)
+
+    @property
+    def key(self) -> str:
+        """File name, without suffix, of the profile that answers it."""
+        return profile_key(self.fingerprint, self.workload)
+
+    @property
+    def digest(self) -> str:
+        """What must be equal for a saved profile to answer, besides fingerprint and workload."""
+        settings = self.settings
+        margins = [settings.switch_margin, settings.switch_margin_large]
+        return digest([self.objective, {name: list(who) for name, who in self.strategies.items()}, margins])
+
+    @property
+    def effort(self) -> dict[str, float]:
+        """How much is measured; a profile made with at least as much will do."""
+        return {name: float(getattr(self.settings, name)) for name in _EFFORT}
+
+    def answer(self, directory: Path, reuse: Reuse) -> tuple[StrategyProfile, Path] | None:
+        """The saved profile in ``directory`` that makes measuring unnecessary. An unusable file is none."""
+        for path in self._candidates(directory, reuse):
+            try:
+                profile = StrategyProfile.load(path)
+            except ProfileError:
+                continue
+            if self._answered_by(profile, reuse):
+                return profile, path
+        return None
+
+    def _candidates(self, directory: Path, reuse: Reuse) -> list[Path]:
+        own = directory / f"{self.key}.json"
+        others = directory.glob(f"{self.fingerprint.device_type}-*.json") if reuse is Reuse.compatible else ()
+        return [] if reuse is Reuse.never else [own, *sorted(others)]
+
+    def _answered_by(self, profile: StrategyProfile, reuse: Reuse) -> bool:
+        tier = self.fingerprint.match(profile.fingerprint).tier
+        made = profile.provenance
+        return (
+            (tier == "exact" or (tier == "compatible" and reuse is Reuse.compatible))
+            and asdict(profile.workload) == asdict(self.workload)
+            and made.request == self.digest
+            and all(made.effort.get(name, 0) >= wanted for name, wanted in self.effort.items())
+        )

@@ -1,0 +1,104 @@
+"""``task=calibrate``: from a configuration to a saved profile, a run folder and a report."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from autotune.calibrate import make_request, measure, pin
+from autotune.config import Config, Objective, Reuse, Storage
+from autotune.devices import open_device
+from autotune.once import calibrate_once
+from autotune.report import print_report, write_report
+from autotune.sandbox import Sandbox
+from autotune.space import chosen_names
+from swa_alloc.dispatch import bind_choice
+from swa_alloc.operations import OPERATIONS
+from swa_alloc.selection import pinned
+from swa_alloc.stores import user_directory
+from swa_alloc.strategies import names
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+    from autotune import search
+    from autotune.request import Request
+    from swa_alloc.profile import StrategyProfile
+    from swa_alloc.selection import Choice, Key
+
+logger = logging.getLogger(__name__)
+
+
+def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) -> None:
+    """Calibrate as configured; the result goes to the store, the run folder and stdout.
+
+    Raises:
+        ConfigError, StrategyError, TraceError, ProfileError: the request is wrong.
+        CalibrationError: the device or the measurement failed.
+    """
+    strategies = {operation: chosen_names(operation, config.strategies, names(operation)) for operation in OPERATIONS}
+    choices = pinned(config.strategies.pin, "strategies.pin") if config.strategies.pin else {}
+    directory = Path(config.profile.dir).expanduser() if config.profile.dir else user_directory()
+    device = open_device(config.device.kind, config.device.index)
+    request = make_request(device, config.workload, config.calibration, strategies)
+    resolved: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    request = replace(
+        request,
+        objective=device.default_objective if config.objective is Objective.auto else config.objective.value,
+        config=resolved,
+        overrides=overrides,
+    )
+    reuse = Reuse.never if config.calibration.force or choices else config.profile.reuse
+    outcome = calibrate_once(
+        directory,
+        device.torch_device.type,
+        config.calibration.budget_s + config.calibration.wait_s,
+        saved=lambda: request.answer(directory, reuse),
+        make=lambda: (request.key, _pin(request, choices) if choices else _measure(request, config, run_folder)),
+    )
+    logger.info("%s %s", "reused" if outcome.reused else "saved", outcome.path)
+    outcome.profile.save(run_folder / "profile.json")
+    write_report(outcome, run_folder / "report.txt")
+    print_report(outcome, config.format)
+
+
+def _pin(request: Request, choices: Mapping[Key, Choice]) -> StrategyProfile:
+    trace = request.trace
+    sandbox = Sandbox(trace.size, trace.page_size, request.device, request.settings.seed)
+    for choice in choices.values():
+        # What cannot be bound here is refused here, not by the server that reads the profile.
+        bind_choice(choice, sandbox.mapping, trace.page_size)
+    return pin(request, [decision for choice in choices.values() for decision in choice.decisions])
+
+
+def _measure(request: Request, config: Config, run_folder: Path) -> StrategyProfile:
+    logger.info("measuring on %s for at most %g s", request.device.torch_device, request.settings.budget_s)
+    with _progress() as progress:
+        return measure(request, progress, _STUDIES[config.calibration.storage](run_folder))
+
+
+_STUDIES: Mapping[Storage, Callable[[Path], BaseStorage | None]] = {
+    Storage.memory: lambda _run_folder: None,
+    Storage.journal: lambda run_folder: JournalStorage(JournalFileBackend(str(run_folder / "study.journal"))),
+}
+
+
+@contextmanager
+def _progress() -> Iterator[search.Progress]:
+    """A bar on stderr, where that is a terminal."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}% of the budget"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measuring", total=1.0)
+        yield lambda used: bar.update(task, completed=used)

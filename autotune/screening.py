@@ -1,0 +1,119 @@
+"""Who may race: a candidate that is unavailable, wrong, failing, too slow or too large is left out with the reason."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.contract import violation, violation_of
+from swa_alloc.dispatch import bind
+from swa_alloc.errors import StrategyUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from autotune.devices import Device
+    from autotune.space import Candidate
+    from swa_alloc.operations import Target
+    from swa_alloc.profile import Reason
+    from swa_alloc.strategies import Bound, Strategy
+
+
+class Rejected(Exception):  # noqa: N818 - an answer about a candidate, caught where candidates are gathered
+    """A candidate that may not race.
+
+    Attributes:
+        reason: The kind of failure.
+        detail: The failure in words.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Screener:
+    """Checks candidates on one device.
+
+    Attributes:
+        device: Where.
+        call_limit_s: Seconds beyond which one call, waited for, rules a candidate out.
+    """
+
+    device: Device
+    call_limit_s: float
+
+    def bind(self, candidate: Candidate, target: Target) -> Bound:
+        """The candidate bound to a target, where it is available and its workspace fits.
+
+        Raises:
+            Rejected: it is not, or does not.
+        """
+        with rejecting():
+            strategy = candidate.strategy()
+            self._check_room(strategy, target)
+            return bind(strategy, target)
+
+    def admit(self, candidate: Candidate, target: Target, indices: torch.Tensor) -> Bound:
+        """The candidate bound to a target, once it has been right in every case, and on the full-sized table.
+
+        Args:
+            candidate: Who.
+            target: What it will race on; its mapping is overwritten.
+            indices: ``[k]`` for the check on the full-sized table.
+
+        Raises:
+            Rejected: it failed.
+        """
+        call = self.bind(candidate, target)
+        with rejecting():
+            found = violation(candidate.strategy(), target, self._run) or violation_of(call, target, indices, self._run)
+        if found is not None:
+            raise Rejected("wrong_result", found)
+        return call
+
+    def _check_room(self, strategy: Strategy, target: Target) -> None:
+        # An unavailable strategy may have no answer to how much it would need.
+        reason = strategy.unavailable(target)
+        if reason is not None:
+            raise StrategyUnavailable(reason)
+        need, free = strategy.workspace_bytes(target), self.device.free_bytes()
+        if free is not None and need > free:
+            raise Rejected("out_of_memory", f"its workspace needs {need} bytes and {free} are free")
+
+    def _run(self, call: Bound, *arguments: torch.Tensor) -> Any:
+        start = perf_counter()
+        result = call(*arguments)
+        self.device.synchronize()
+        seconds = perf_counter() - start
+        if seconds > self.call_limit_s:
+            raise Rejected("timed_out", f"one call took {seconds:.2f} s and may take {self.call_limit_s:g} s")
+        return result
+
+
+@contextmanager
+def rejecting() -> Iterator[None]:
+    """Turn whatever a strategy raises into a ``Rejected``: one strategy's fault is not the calibration's."""
+    try:
+        yield
+    except Rejected:
+        raise
+    except StrategyUnavailable as error:
+        raise Rejected("unavailable", str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise Rejected("out_of_memory", one_line(error)) from error
+    except Exception as error:
+        # The CPU allocator raises a plain RuntimeError.
+        reason: Reason = "out_of_memory" if "not enough memory" in str(error) else "raised"
+        raise Rejected(reason, one_line(error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 300 characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

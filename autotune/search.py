@@ -1,0 +1,192 @@
+"""The search: every decision's contest, interleaved with the others, sandbox after sandbox, within a budget of time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import optuna
+
+from autotune.bench import Bench
+from autotune.contest import Contest
+from autotune.race import Race
+from autotune.sandbox import Sandbox
+from autotune.screening import Rejected, Screener
+from autotune.space import make_space
+from swa_alloc.operations import OPERATIONS
+from swa_alloc.profile import Ineligible
+
+if TYPE_CHECKING:
+    from autotune.plan import Kind, Point
+    from autotune.request import Request
+    from autotune.space import Candidate
+
+# Candidates that Optuna proposes to a contest on each fresh sandbox, where there are too many to race them all.
+_PROPOSALS = 4
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time that a search may take.
+
+    Attributes:
+        start: ``time.monotonic()`` at its beginning.
+        seconds: How long it may last.
+        progress: Told the share that is used, from 0 to 1.
+    """
+
+    start: float
+    seconds: float
+    progress: Progress
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, 0 when it is used up."""
+        return max(0.0, self.start + self.seconds - monotonic())
+
+    def tick(self) -> None:
+        """Tell the progress."""
+        self.progress(1 - self.left_s / self.seconds)
+
+
+class Search:
+    """Finds the fastest candidates at the points of a plan.
+
+    Args:
+        request: What to measure.
+        budget: The time for it.
+    """
+
+    def __init__(self, request: Request, budget: Budget) -> None:
+        self._request = request
+        self._budget = budget
+        self._spaces = {
+            operation: make_space(
+                operation, OPERATIONS[operation].default_strategy(request.device.torch_device.type), who
+            )
+            for operation, who in request.strategies.items()
+        }
+        self._screener = Screener(request.device, request.settings.call_limit_s)
+        self._shuffler = random.Random(request.settings.seed)  # noqa: S311 - orders of a race
+        self._storage = optuna.storages.InMemoryStorage()
+        self._admitted: set[tuple[Kind, str]] = set()
+        self._rejected: dict[tuple[Kind, str], Ineligible] = {}
+
+    @property
+    def ineligible(self) -> tuple[Ineligible, ...]:
+        """Who was rejected; a strategy once a kind where all its parameters failed alike."""
+        distinct: dict[tuple[Kind, str, str], Ineligible] = {}
+        for (kind, _), ineligible in self._rejected.items():
+            distinct.setdefault((kind, ineligible.strategy, ineligible.detail), ineligible)
+        return tuple(distinct.values())
+
+    def run(self, points: Sequence[Point]) -> list[Contest]:
+        """A closed contest for each point at which anything works; some without rounds where time ran out."""
+        settings = self._request.settings
+        contests: list[Contest] = []
+        for kind in dict.fromkeys(point.kind for point in points):
+            contests += self._screen([point for point in points if point.kind == kind])
+        for number in range(settings.passes):
+            if not self._budget.left_s:
+                break
+            share_s = self._budget.left_s / (settings.passes - number)
+            self._pass(contests, monotonic() + share_s)
+        for contest in contests:
+            contest.close()
+        return contests
+
+    def save_studies(self, storage: optuna.storages.BaseStorage) -> None:
+        """Copy every study to ``storage``."""
+        for name in optuna.get_all_study_names(self._storage):
+            optuna.copy_study(from_study_name=name, from_storage=self._storage, to_storage=storage)
+
+    def _bench(self) -> Bench:
+        trace, device = self._request.trace, self._request.device
+        sandbox = Sandbox(trace.size, trace.page_size, device, self._request.settings.seed)
+        return Bench(sandbox, device, self._screener)
+
+    def _screen(self, points: list[Point]) -> list[Contest]:
+        """Contests for the points of one kind, each with the candidates that are right and not hopeless."""
+        request, space = self._request, self._spaces[points[0].operation]
+        bench = self._bench()
+        for candidate in space.fixed:
+            if not self._budget.left_s:
+                return []
+            self._budget.tick()
+            self._admit(points[0], candidate, bench)
+        entrants, failures = self._sort_out(points[0].kind, space.fixed)
+        if len(entrants) == len(failures):
+            return []
+        contests = []
+        for point in points:
+            first = next(candidate.label for candidate in entrants if candidate.label not in failures)
+            race = Race(first, request.objective)
+            contest = Contest.open(point, space, entrants, race, self._storage, request.settings.seed)
+            for label, ineligible in failures.items():
+                contest.reject(label, Rejected(ineligible.reason, ineligible.detail))
+            racing = [candidate.label for candidate in entrants if candidate.label not in failures]
+            self._note_all(contest, contest.screen(bench, racing, request.settings.block_us, self._shuffler))
+            contests.append(contest)
+        return contests
+
+    def _admit(self, point: Point, candidate: Candidate, bench: Bench) -> None:
+        """Check a candidate, unless its kind was screened before; bind it if it is right."""
+        key = point.kind, candidate.label
+        if key in self._rejected:
+            return
+        try:
+            (bench.bind if key in self._admitted else bench.admit)(point, candidate)
+            self._admitted.add(key)
+        except Rejected as error:
+            self._note(point.kind, candidate, error)
+
+    def _sort_out(self, kind: Kind, candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, Ineligible]]:
+        """Who gets a trial, and who of them has failed. What cannot run on this machine gets none."""
+        verdicts = {candidate.label: self._rejected.get((kind, candidate.label)) for candidate in candidates}
+        failures = {label: verdict for label, verdict in verdicts.items() if verdict is not None}
+        absent = {label for label, verdict in failures.items() if verdict.reason == "unavailable"}
+        entrants = [candidate for candidate in candidates if candidate.label not in absent]
+        return entrants, {label: verdict for label, verdict in failures.items() if label not in absent}
+
+    def _pass(self, contests: list[Contest], until: float) -> None:
+        """Race on one fresh sandbox, serving first whoever has had the least of its share."""
+        bench = self._bench()
+        for contest in contests:
+            for label in list(contest.race.running):
+                self._try(contest, contest.candidates[label], bench.bind)
+            if contest.space.open and contest.race.running:
+                self._propose(contest, bench)
+            contest.begin_pass(self._request.settings.rounds)
+        while monotonic() < until and (waiting := [contest for contest in contests if contest.wants_rounds]):
+            contest = min(waiting, key=lambda c: c.spent_s / c.point.share)
+            self._note_all(contest, contest.look(bench, self._shuffler))
+            self._budget.tick()
+
+    def _propose(self, contest: Contest, bench: Bench) -> None:
+        for _ in range(_PROPOSALS):
+            candidate = contest.ask()
+            if candidate is not None and self._try(contest, candidate, bench.admit):
+                contest.join(candidate.label)
+
+    def _try(self, contest: Contest, candidate: Candidate, action: Callable[[Point, Candidate], None]) -> bool:
+        try:
+            action(contest.point, candidate)
+        except Rejected as error:
+            contest.reject(candidate.label, error)
+            self._note(contest.point.kind, candidate, error)
+            return False
+        return True
+
+    def _note_all(self, contest: Contest, failed: Mapping[str, Rejected]) -> None:
+        for label, error in failed.items():
+            self._note(contest.point.kind, contest.candidates[label], error)
+
+    def _note(self, kind: Kind, candidate: Candidate, error: Rejected) -> None:
+        self._rejected[kind, candidate.label] = Ineligible(
+            *kind, candidate.name, dict(candidate.params), error.reason, error.detail
+        )

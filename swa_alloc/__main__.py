@@ -1,0 +1,104 @@
+"""``python -m swa_alloc show|validate|explain|path``: profiles from a shell, without Hydra.
+
+Exit codes: 0 done; 2 a profile or an argument is wrong, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from swa_alloc.errors import PoolError, ProfileError, SWAAllocError
+from swa_alloc.explain import explain_profile, explain_selection
+from swa_alloc.profile import StrategyProfile
+from swa_alloc.selection import Overrides, select
+from swa_alloc.stores import PROFILE_VARIABLE, stores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except SWAAllocError as error:
+        sys.stderr.write(f"swa_alloc: {error}\n")
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m swa_alloc", description="Look at strategy profiles.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    show = commands.add_parser("show", help="print what a profile decides, and on what evidence")
+    show.add_argument("file")
+    show.set_defaults(command=_show)
+
+    validate = commands.add_parser("validate", help="check that files are profiles")
+    validate.add_argument("files", nargs="+", metavar="file")
+    validate.set_defaults(command=_validate)
+
+    explain = commands.add_parser("explain", help="say what an allocator on this machine would use, and why")
+    explain.add_argument("--device", default="cpu", help="as PyTorch spells it; default cpu")
+    explain.add_argument("--size", type=int, required=True, help="slots in the full pool")
+    explain.add_argument("--page-size", type=int, default=1, help="slots in a page; default 1")
+    explain.set_defaults(command=_explain)
+
+    path = commands.add_parser("path", help="print where profiles are looked for, in order")
+    path.set_defaults(command=_path)
+    return parser
+
+
+def _show(options: argparse.Namespace) -> None:
+    _print(explain_profile(StrategyProfile.load(options.file)))
+
+
+def _validate(options: argparse.Namespace) -> None:
+    failures = []
+    for file in options.files:
+        try:
+            profile = StrategyProfile.load(file)
+            _print(f"{file}: a profile for {profile.fingerprint.device_name}, {len(profile.decisions)} decisions")
+        except ProfileError as error:
+            failures.append(str(error))
+    if failures:
+        raise ProfileError("\nswa_alloc: ".join(failures))
+
+
+def _explain(options: argparse.Namespace) -> None:
+    if options.size < 1 or options.page_size < 1 or options.size % options.page_size:
+        raise PoolError(
+            f"--size must be a multiple of --page-size, and both at least 1, not {options.size} and {options.page_size}"
+        )
+    try:
+        device = torch.device(options.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise PoolError(f"--device {options.device} cannot be used here: {reason}") from error
+    # Looking must not start a calibration; what an allocator would do about a miss is said in words.
+    selection = select(device, options.size, options.page_size, Overrides(on_missing="default"))
+    _print(explain_selection(selection))
+
+
+def _path(_options: argparse.Namespace) -> None:
+    named = os.environ.get(PROFILE_VARIABLE)
+    _print(f"{PROFILE_VARIABLE}: {named or 'not set'}")
+    for store in stores():
+        count = len(list(store.directory.glob("*.json"))) if store.directory.is_dir() else 0
+        _print(f"{store.layer}: {store.directory} ({count} profiles)")
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Selections and profiles in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swa_alloc.strategies import candidate_label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from swa_alloc.profile import CandidateMeasurement, Decision, Measurement, StrategyProfile
+    from swa_alloc.selection import Selection
+
+
+def explain_selection(selection: Selection) -> str:
+    """Which strategy serves which number of indices, which layer said so, and on what evidence."""
+    lines: list[str] = []
+    for choice in selection.choices.values():
+        lines.append(f"{choice.operation}.{choice.target}: decided by {choice.layer} ({choice.source})")
+        lines += _decisions(choice.decisions, choice.profile)
+    lines += [f"note: {remark}" for remark in selection.remarks]
+    lines += [f"trouble: {trouble}" for trouble in selection.troubles]
+    return "\n".join(lines)
+
+
+def explain_profile(profile: StrategyProfile) -> str:
+    """What a profile was made on and for, and what it decides."""
+    here, workload, made = profile.fingerprint, profile.workload, profile.provenance
+    emulated = ", EMULATED" if here.emulated else ""
+    lines = [
+        f"{made.method} on {made.created}: {here.device_type}, {here.device_name}{emulated}, torch {here.torch}",
+        f"for {workload.name}: {workload.size} slots in pages of {workload.page_size}, objective {profile.objective}",
+    ]
+    for kind in dict.fromkeys((d.operation, d.target) for d in profile.decisions):
+        lines.append(f"{'.'.join(kind)}:")
+        lines += _decisions([d for d in profile.decisions if (d.operation, d.target) == kind], profile)
+    lines += [
+        f"left out: {candidate_label(out.strategy, out.params)} for {out.operation}.{out.target} {out.index_dtype}, "
+        f"{out.reason}: {out.detail}"
+        for out in profile.ineligible
+    ]
+    return "\n".join(lines)
+
+
+def ranges(decisions: Iterable[Decision]) -> Iterator[tuple[Decision, int]]:
+    """Decisions of one operation and target, each with the smallest number of indices that it serves."""
+    lower: dict[str, int] = {}
+    for decision in decisions:
+        yield decision, lower.get(decision.index_dtype, 1)
+        lower[decision.index_dtype] = (decision.max_indices or 0) + 1
+
+
+def span(lower: int, upper: int | None) -> str:
+    """A range of index counts in words."""
+    if upper is None:
+        return "any number" if lower == 1 else f"{lower} and more"
+    if upper == lower:
+        return str(upper)
+    return f"up to {upper}" if lower == 1 else f"{lower} to {upper}"
+
+
+def evidence(
+    profile: StrategyProfile, decision: Decision, lower: int
+) -> list[tuple[Measurement, CandidateMeasurement]]:
+    """The measurements of ``decision``'s strategy at the sizes that it covers, ``lower`` being its smallest."""
+    upper = decision.max_indices
+    return [
+        (measurement, candidate)
+        for measurement in profile.measurements
+        if (measurement.operation, measurement.target, measurement.index_dtype)
+        == (decision.operation, decision.target, decision.index_dtype)
+        and lower <= measurement.indices
+        and (upper is None or measurement.indices <= upper)
+        for candidate in measurement.candidates
+        if candidate.label == decision.label
+    ]
+
+
+def _decisions(decisions: Iterable[Decision], profile: StrategyProfile | None) -> list[str]:
+    return [
+        f"  {decision.index_dtype} {span(lower, decision.max_indices)}: {decision.label}"
+        f"{_why(profile, decision, lower) if profile else ''}"
+        for decision, lower in ranges(decisions)
+    ]
+
+
+def _why(profile: StrategyProfile, decision: Decision, lower: int) -> str:
+    if profile.provenance.method == "pinned":
+        return ", pinned in the profile"
+    parts = [
+        f"{candidate.ratio:.2f} of the default's time at {measurement.indices}"
+        for measurement, candidate in evidence(profile, decision, lower)
+        if candidate.ratio is not None
+    ]
+    ties = f"; ties with {', '.join(decision.ties)}" if decision.ties else ""
+    return f" ({', '.join(parts) or 'not measured'}{ties})"

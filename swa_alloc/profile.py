@@ -1,0 +1,321 @@
+"""StrategyProfile: what was measured and decided for one device, software and workload, as one JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from swa_alloc import _json
+from swa_alloc.errors import ProfileError
+from swa_alloc.fingerprint import Fingerprint, Match
+from swa_alloc.operations import IndexDtype, OperationName, TargetName
+from swa_alloc.strategies import candidate_label
+
+SCHEMA: Final = "swa_alloc.profile/1"
+
+Reason = Literal["unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory"]
+Objective = Literal["serving", "latency"]
+
+# Pools whose sizes lie within this factor of each other are one class: what depends on the table's size (a pass over
+# the whole table, the cache that holds it) changes the ranking over decades, not within an octave.
+_SAME_CLASS_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class ProfileWorkload:
+    """The workload that a profile was measured for.
+
+    Attributes:
+        name: Its name in ``conf/workload``.
+        size: Slots in the full pool; the mapping has ``size + page_size + 1`` entries.
+        page_size: Slots in a page.
+        backlog_us: Device work queued ahead of a clear, in microseconds.
+        trace: Digest of the trace whose sizes were timed.
+    """
+
+    name: str
+    size: int
+    page_size: int
+    backlog_us: float
+    trace: str
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        if self.size < 1 or self.page_size < 1 or self.backlog_us < 0:
+            raise ValueError("size and page_size must be at least 1, and backlog_us at least 0")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which strategy serves calls of up to ``max_indices`` indices.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What is indexed.
+        index_dtype: The indices' dtype.
+        max_indices: Largest number of indices that it covers; None for the last decision of its kind.
+        strategy: Name of the strategy.
+        params: Its parameters.
+        margin: The switch margin that applied, as a fraction; another strategy had to win by more.
+        ties: Labels of the candidates that cannot be told from it within that margin.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    max_indices: int | None
+    strategy: str
+    params: dict[str, Any]
+    margin: float
+    ties: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse impossible numbers."""
+        if self.max_indices is not None and self.max_indices < 1:
+            raise ValueError(f"max_indices must be at least 1 or null, not {self.max_indices}")
+        if self.margin < 0:
+            raise ValueError(f"margin must be at least 0, not {self.margin}")
+
+    @property
+    def label(self) -> str:
+        """The strategy with its parameters."""
+        return candidate_label(self.strategy, self.params)
+
+
+@dataclass(frozen=True)
+class CandidateMeasurement:
+    """What the race showed of one candidate; times in microseconds a call, medians over rounds.
+
+    Attributes:
+        strategy: Name of the strategy.
+        params: Its parameters.
+        host_us: Until the call returns, on an idle stream.
+        device_us: What the device spends on it.
+        wall_us: The call and a synchronization.
+        p90_us: 90th percentile of the cost under the profile's objective.
+        ratio: Median of the paired ratios of its cost to the default's; below 1 is faster. None for a candidate that
+            single calls ruled out.
+        ratio_low: Lower end of the ratio's confidence interval.
+        ratio_high: Upper end.
+        rounds: Rounds that it took part in.
+        dropped: Samples thrown away as impossible: zero, negative or not finite.
+        state: ``complete``, or ``pruned`` once it was beaten under every objective.
+    """
+
+    strategy: str
+    params: dict[str, Any]
+    host_us: float
+    device_us: float
+    wall_us: float
+    p90_us: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    rounds: int
+    dropped: int
+    state: Literal["complete", "pruned"]
+
+    @property
+    def label(self) -> str:
+        """The strategy with its parameters."""
+        return candidate_label(self.strategy, self.params)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The race at one number of indices.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What is indexed.
+        index_dtype: The indices' dtype.
+        indices: How many a call passed.
+        layout: How they lay in the table: ``run``, ``pages`` or ``scattered``.
+        weight: Share of the trace's calls that this size stands for.
+        margin: Switch margin, the spread between fresh sandboxes included.
+        noise_floor: Half-width of the interval of the default's ratio to itself.
+        candidates: All that took part, the fastest first.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    indices: int
+    layout: str
+    weight: float
+    margin: float
+    noise_floor: float
+    candidates: tuple[CandidateMeasurement, ...]
+
+
+@dataclass(frozen=True)
+class Ineligible:
+    """A candidate that could not take part.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What was to be indexed.
+        index_dtype: The indices' dtype.
+        strategy: Name of the strategy.
+        params: Its parameters.
+        reason: The kind of failure.
+        detail: The failure in words.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    strategy: str
+    params: dict[str, Any]
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a profile comes from.
+
+    Attributes:
+        method: ``measured``, or ``pinned`` by hand.
+        created: ISO 8601 time, UTC.
+        measuring_s: Seconds spent measuring; 0 for a pin.
+        request: Digest of what was asked; a repeated request reuses the profile.
+        effort: How much was measured; a request for no more than that reuses the profile.
+        config: The resolved configuration, or what the allocator asked for at start-up.
+        overrides: The command's overrides.
+        environment: Variables that configured the run.
+    """
+
+    method: Literal["measured", "pinned"]
+    created: str
+    measuring_s: float
+    request: str
+    effort: dict[str, float]
+    config: dict[str, Any]
+    overrides: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StrategyProfile:
+    """One profile. ``load`` and ``save`` are its only contact with files; nothing in it is ever executed.
+
+    Attributes:
+        schema: Version of this format.
+        fingerprint: The machine and software.
+        workload: The workload.
+        objective: What was minimized.
+        decisions: For each operation, target and index dtype, ascending in ``max_indices``, the last one open.
+        measurements: Every race.
+        ineligible: Every candidate that could not take part.
+        provenance: Where it comes from.
+    """
+
+    schema: Literal["swa_alloc.profile/1"]
+    fingerprint: Fingerprint
+    workload: ProfileWorkload
+    objective: Objective
+    decisions: tuple[Decision, ...]
+    measurements: tuple[Measurement, ...]
+    ineligible: tuple[Ineligible, ...]
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        """Refuse decisions that leave a number of indices without an answer, or give it two."""
+        for key in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in self.decisions):
+            bounds = [d.max_indices for d in self.decisions_for(*key)]
+            *closed, last = bounds
+            finite = [bound for bound in closed if bound is not None]
+            ascending = finite == closed and all(a < b for a, b in pairwise(finite))
+            if last is not None or not ascending:
+                raise ValueError(
+                    f"decisions for {'.'.join(key)} must ascend in max_indices and end with null, not {bounds}"
+                )
+
+    def decisions_for(self, operation: str, target: str, index_dtype: str) -> tuple[Decision, ...]:
+        """The decisions of one kind, ascending; empty where it was not measured."""
+        wanted = (operation, target, index_dtype)
+        return tuple(d for d in self.decisions if (d.operation, d.target, d.index_dtype) == wanted)
+
+    def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
+        """How far this profile fits a machine and a mapping over a full pool of ``size`` slots."""
+        match = here.match(self.fingerprint)
+        workload = self.workload
+        low, high = sorted((size, workload.size))
+        other_class = high > low * _SAME_CLASS_FACTOR
+        decisive: list[str] = []
+        if page_size != workload.page_size:
+            decisive.append(f"page_size is {page_size} here and {workload.page_size} in the profile")
+        sizes = (f"size is {size} here and {workload.size} in the profile",) if size != workload.size else ()
+        if decisive or other_class or match.tier == "mismatch":
+            return Match("mismatch", (*decisive, *match.differences, *sizes))
+        return Match("compatible", (*match.differences, *sizes)) if sizes else match
+
+    @property
+    def key(self) -> str:
+        """File name without its suffix: the device type and workload for people, a digest for machines."""
+        return profile_key(self.fingerprint, self.workload)
+
+    @classmethod
+    def load(cls, path: str | Path) -> StrategyProfile:
+        """The profile in a file.
+
+        Raises:
+            ProfileError: it cannot be read, is not JSON, or is not a profile of this version.
+        """
+        try:
+            return _json.decode(cls, _of_this_schema(_json.read(Path(path))))
+        except OSError as error:
+            raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ProfileError(
+                f"profile {path} is not usable: {error}; make a new one with `python -m autotune`"
+            ) from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write to ``path``, all or nothing. A profile of another machine is never overwritten.
+
+        Raises:
+            ProfileError: the path cannot be written, or holds another machine's profile.
+        """
+        path = Path(path)
+        try:
+            standing = StrategyProfile.load(path)
+        except ProfileError:
+            standing = None  # absent, or corrupt and no loss
+        if standing is not None and (match := self.fingerprint.match(standing.fingerprint)).tier == "mismatch":
+            raise ProfileError(
+                f"{path} holds another machine's profile ({match.differences[0]}) and is left as it is; "
+                "choose another profile.dir"
+            )
+        try:
+            _json.write_atomically(path, _json.encode(self))
+        except OSError as error:
+            raise ProfileError(
+                f"profile {path} cannot be written: {error.strerror or error}; "
+                "choose a writable folder with profile.dir=... or SWA_ALLOC_PROFILE_DIR"
+            ) from error
+        return path
+
+
+def _of_this_schema(document: object) -> object:
+    """``document``, unless it says that it is something else: one clear reason before many puzzling ones."""
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"its schema is {schema!r} and this version reads {SCHEMA!r}")
+    return document
+
+
+def profile_key(fingerprint: Fingerprint, workload: ProfileWorkload) -> str:
+    """``<device type>-<workload>-<digest of both>``."""
+    identity = digest({"fingerprint": asdict(fingerprint), "workload": asdict(workload)})
+    return f"{fingerprint.device_type}-{workload.name}-{identity}"
+
+
+def digest(value: Any) -> str:
+    """12 hexadecimal digits that stand for a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,260 @@
+"""Which strategies serve a mapping, and which layer decided it: pins, named profile, stores, calibration, default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
+from swa_alloc.fingerprint import fingerprint
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
+from swa_alloc.profile import Decision, StrategyProfile
+from swa_alloc.startup import INSTALL_COMMAND, calibrate_at_startup
+from swa_alloc.stores import PROFILE_VARIABLE, find
+from swa_alloc.strategies import Strategy, create
+
+OnMissing = Literal["calibrate", "default", "error"]
+PIN_VARIABLE = "SWA_ALLOC_STRATEGY"
+ON_MISSING_VARIABLE = "SWA_ALLOC_ON_MISSING"
+
+Key = tuple[OperationName, TargetName]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the caller of an allocator asked for; None leaves it to the environment, then to the stores.
+
+    Attributes:
+        profile: A profile, or the path of one.
+        strategy: A pin: a name, ``"clear.token=NAME,clear.page=NAME"``, or a ``Strategy`` instance.
+        on_missing: What to do where no profile fits.
+        strict_profile: Whether trouble with a profile or a pin raises instead of falling back to the default.
+    """
+
+    profile: StrategyProfile | str | Path | None = None
+    strategy: str | Strategy | None = None
+    on_missing: OnMissing | None = None
+    strict_profile: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves one operation on one target.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What is indexed.
+        layer: Who decided, as ``explain`` names it.
+        source: The file or value that said so; empty for the default.
+        decisions: For each index dtype, ascending in ``max_indices``.
+        profile: The profile behind it, if any.
+        instance: The strategy itself, where the caller passed one.
+    """
+
+    operation: OperationName
+    target: TargetName
+    layer: str
+    source: str
+    decisions: tuple[Decision, ...]
+    profile: StrategyProfile | None = None
+    instance: Strategy | None = None
+
+    def strategy(self, decision: Decision) -> Strategy:
+        """The strategy of one decision.
+
+        Raises:
+            StrategyError: it does not exist or does not take the parameters.
+        """
+        return self.instance or create(self.operation, decision.strategy, decision.params)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The choices for every operation and target, and what was noticed on the way.
+
+    Attributes:
+        choices: By operation and target.
+        remarks: Ordinary facts worth telling, such as a profile that does not fit.
+        troubles: What went wrong and was fallen back from.
+    """
+
+    choices: Mapping[Key, Choice]
+    remarks: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+def select(device: torch.device, size: int, page_size: int, overrides: Overrides) -> Selection:
+    """Decide what serves a mapping over ``size`` full slots on ``device``.
+
+    Raises:
+        ProfileError, StrategyError, CalibrationError: ``strict_profile`` was asked for and something is wrong, or
+            ``on_missing`` is ``"error"`` and no profile fits.
+    """
+    remarks: list[str] = []
+    troubles: list[str] = []
+
+    def tolerate(error: SWAAllocError) -> None:
+        if overrides.strict_profile:
+            raise error
+        troubles.append(str(error))
+
+    pins: dict[Key, Choice] = {}
+    for layer, pin in _pins(overrides):
+        try:
+            # The first layer that pins a target keeps it.
+            pins = {**pinned(pin, layer), **pins}
+        except StrategyError as error:
+            tolerate(error)
+    missing = [key for key in _keys() if key not in pins]
+    below: Mapping[Key, Choice] = {}
+    if missing:
+        below = _from_profiles(device, size, page_size, overrides, tolerate, remarks)
+    default = {key: default_choice(key, device.type) for key in _keys()}
+    return Selection({**default, **below, **pins}, tuple(remarks), tuple(troubles))
+
+
+def default_choice(key: Key, device_type: str) -> Choice:
+    """The strategy that is used where nothing was measured."""
+    name = OPERATIONS[key[0]].default_strategy(device_type)
+    return Choice(*key, layer="default", source=f"the default on {device_type}", decisions=_everywhere(key, name))
+
+
+def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
+    """The choices that a pin makes.
+
+    Raises:
+        StrategyError: it names a strategy, an operation or a target that does not exist.
+    """
+    if isinstance(pin, Strategy):
+        keys = [key for key in _keys() if key[0] == pin.operation and key[1] in pin.targets]
+        return {key: Choice(*key, layer, pin.name, _everywhere(key, pin.name), instance=pin) for key in keys}
+    choices: dict[Key, Choice] = {}
+    for part in filter(None, (part.strip() for part in pin.split(","))):
+        where, separator, name = part.rpartition("=")
+        keys = [key for key in _keys() if not separator or ".".join(key) == where.strip()]
+        if not keys:
+            known = ", ".join(".".join(key) for key in _keys())
+            raise StrategyError(f"pin {part!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
+        name = name.strip()
+        for key in keys:
+            create(key[0], name)  # a typo is found here, not at the first clear
+            choices[key] = Choice(*key, layer, pin, _everywhere(key, name))
+    return choices
+
+
+def parse_on_missing(value: str) -> OnMissing:
+    """``value`` as an ``OnMissing``.
+
+    Raises:
+        ProfileError: it is none.
+    """
+    for known in get_args(OnMissing):
+        if value == known:
+            return known  # type: ignore[no-any-return]  # get_args of a Literal gives its values
+    raise ProfileError(f"on_missing is {value!r}; expected one of {', '.join(get_args(OnMissing))}")
+
+
+def _keys() -> list[Key]:
+    return [(operation.name, target) for operation in OPERATIONS.values() for target in operation.targets]
+
+
+def _everywhere(key: Key, name: str) -> tuple[Decision, ...]:
+    return tuple(Decision(*key, dtype, None, name, {}, 0.0, ()) for dtype in INDEX_DTYPES)
+
+
+def _pins(overrides: Overrides) -> list[tuple[str, str | Strategy]]:
+    layers = (("strategy= argument", overrides.strategy), (PIN_VARIABLE, os.environ.get(PIN_VARIABLE)))
+    return [(layer, pin) for layer, pin in layers if pin]
+
+
+def _from_profiles(
+    device: torch.device,
+    size: int,
+    page_size: int,
+    overrides: Overrides,
+    tolerate: Callable[[SWAAllocError], None],
+    remarks: list[str],
+) -> Mapping[Key, Choice]:
+    here = fingerprint(device)
+    named = _named(overrides)
+    if named is not None:
+        layer, profile = named
+        # A profile that somebody named is used, or nothing is: looking elsewhere would hide the mistake.
+        try:
+            loaded = profile if isinstance(profile, StrategyProfile) else StrategyProfile.load(profile)
+            match = loaded.match(here, size, page_size)
+            source = "the profile passed in" if loaded is profile else str(profile)
+            if match.tier == "mismatch":
+                reason = match.differences[0]
+                raise ProfileError(f"profile {source} was made for another machine or mapping: {reason}")  # noqa: TRY301 - handled as the other troubles of a named profile are
+        except ProfileError as error:
+            tolerate(error)
+            return {}
+        remarks.extend(f"{source} is compatible, not exact: {difference}" for difference in match.differences)
+        return _of_profile(loaded, layer, source)
+    search = find(here, size, page_size)
+    for unusable in search.unusable:
+        tolerate(unusable)
+    remarks.extend(f"ignored {line}" for line in search.ignored)
+    if search.hit is not None:
+        hit = search.hit
+        remarks.extend(f"{hit.path} is compatible, not exact: {difference}" for difference in hit.match.differences)
+        return _of_profile(hit.profile, hit.layer, str(hit.path))
+    return _when_missing(device, size, page_size, overrides, tolerate)
+
+
+def _named(overrides: Overrides) -> tuple[str, StrategyProfile | str | Path] | None:
+    if overrides.profile is not None:
+        return "profile= argument", overrides.profile
+    path = os.environ.get(PROFILE_VARIABLE)
+    return (PROFILE_VARIABLE, path) if path else None
+
+
+def _when_missing(
+    device: torch.device,
+    size: int,
+    page_size: int,
+    overrides: Overrides,
+    tolerate: Callable[[SWAAllocError], None],
+) -> Mapping[Key, Choice]:
+    command = f"python -m autotune device={device.type} workload.size={size} workload.page_size={page_size}"
+    try:
+        on_missing = parse_on_missing(overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate")
+    except ProfileError as error:
+        tolerate(error)
+        on_missing = "default"
+    if on_missing == "default":
+        return {}
+    if on_missing == "error":
+        raise ProfileError(
+            f"no profile for this {device.type} with {size} slots in pages of {page_size} (looked in "
+            f"SWA_ALLOC_PROFILE_DIR, the user's cache and the system store); make one with `{command}`"
+        )
+    try:
+        profile, path = calibrate_at_startup(device, size, page_size)
+    except (CalibrationError, ProfileError) as error:
+        hint = f"{INSTALL_COMMAND}, then `{command}`" if "autotune extra" in str(error) else f"`{command}`"
+        tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: {hint}"))
+        return {}
+    return _of_profile(profile, "calibrated at start-up", str(path))
+
+
+def _of_profile(profile: StrategyProfile, layer: str, source: str) -> dict[Key, Choice]:
+    choices = {}
+    for key in _keys():
+        decisions = tuple(d for dtype in INDEX_DTYPES for d in profile.decisions_for(*key, dtype))
+        if decisions:
+            choices[key] = Choice(*key, layer, source, _complete(decisions, key, profile), profile)
+    return choices
+
+
+def _complete(decisions: tuple[Decision, ...], key: Key, profile: StrategyProfile) -> tuple[Decision, ...]:
+    """``decisions``, with the default for an index dtype that the profile says nothing about."""
+    covered = {decision.index_dtype for decision in decisions}
+    default = _everywhere(key, OPERATIONS[key[0]].default_strategy(profile.fingerprint.device_type))
+    return (*decisions, *(decision for decision in default if decision.index_dtype not in covered))

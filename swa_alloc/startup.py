@@ -1,0 +1,29 @@
+"""Calibration inside a starting server: the one place where swa_alloc imports autotune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from swa_alloc.errors import CalibrationError
+from swa_alloc.profile import StrategyProfile
+
+INSTALL_COMMAND = "pip install 'swa-alloc[autotune]'"
+
+
+def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tuple[StrategyProfile, Path]:
+    """Measure on ``device`` for a mapping over ``size`` full slots, save to the user store, and return both.
+
+    Of several processes that start together one measures, the others wait for its profile.
+
+    Raises:
+        CalibrationError: measuring is not possible, with the reason.
+        ProfileError: the result cannot be saved.
+    """
+    try:
+        # autotune imports hydra's and optuna's worlds: only a start that has to measure pays for them.
+        from autotune.startup import calibrate_for_mapping
+    except ImportError as error:
+        raise CalibrationError(f"measuring needs the autotune extra ({error.name} is missing)") from error
+    return calibrate_for_mapping(device, size, page_size)

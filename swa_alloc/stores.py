@@ -1,0 +1,101 @@
+"""Where profiles are looked for on disk, in which order, and which of several is taken."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from swa_alloc.errors import ProfileError
+from swa_alloc.fingerprint import Fingerprint, Match
+from swa_alloc.profile import StrategyProfile
+
+PROFILE_VARIABLE = "SWA_ALLOC_PROFILE"
+USER_VARIABLE = "SWA_ALLOC_PROFILE_DIR"
+SYSTEM_VARIABLE = "SWA_ALLOC_SYSTEM_PROFILE_DIR"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of profiles, and the layer that it stands for."""
+
+    layer: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A profile that fits this machine and mapping."""
+
+    profile: StrategyProfile
+    path: Path
+    layer: str
+    match: Match
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a look through the stores gave.
+
+    Attributes:
+        hit: The profile to use, or None.
+        ignored: One line for each profile that was seen and does not fit, with the reason.
+        unusable: The errors of files that are not profiles.
+    """
+
+    hit: Hit | None
+    ignored: tuple[str, ...]
+    unusable: tuple[ProfileError, ...]
+
+
+def user_directory() -> Path:
+    """The folder that profiles are saved to: ``SWA_ALLOC_PROFILE_DIR``, else the user's cache."""
+    chosen = os.environ.get(USER_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    # The base directory specification says that a relative XDG path is to be ignored.
+    base = Path(cache) if cache and Path(cache).is_absolute() else Path(os.path.expanduser("~")) / ".cache"  # noqa: PTH111 - unlike Path.home() it never raises
+    return base / "swa_alloc" / "profiles"
+
+
+def stores() -> tuple[Store, ...]:
+    """The stores, in the order in which they are searched."""
+    system = Path(os.environ.get(SYSTEM_VARIABLE) or "/etc/swa_alloc/profiles")
+    return (Store("user store", user_directory()), Store("system store", system))
+
+
+def find(here: Fingerprint, size: int, page_size: int) -> Search:
+    """The best profile for a mapping over ``size`` full slots.
+
+    The first store with a fitting one wins. Within a store an exact one beats a compatible one; then the nearest pool
+    size, then the newest.
+    """
+    ignored: list[str] = []
+    unusable: list[ProfileError] = []
+    for store in stores():
+        hits: list[Hit] = []
+        for path in _files(store.directory, here.device_type):
+            try:
+                profile = StrategyProfile.load(path)
+            except ProfileError as error:
+                unusable.append(error)
+                continue
+            match = profile.match(here, size, page_size)
+            if match.tier == "mismatch":
+                ignored.append(f"{path}: {match.differences[0] if match.differences else 'another pool size class'}")
+            else:
+                hits.append(Hit(profile, path, store.layer, match))
+        if hits:
+            # Newest first, then a stable sort by fit.
+            hits.sort(key=lambda hit: hit.profile.provenance.created, reverse=True)
+            hits.sort(key=lambda hit: (hit.match.tier != "exact", abs(hit.profile.workload.size - size)))
+            return Search(hits[0], tuple(ignored), tuple(unusable))
+    return Search(None, tuple(ignored), tuple(unusable))
+
+
+def _files(directory: Path, device_type: str) -> list[Path]:
+    try:
+        return sorted(directory.glob(f"{device_type}-*.json"))
+    except OSError:
+        return []

@@ -1,0 +1,25 @@
+"""Strategies: the possible implementations of an operation, one a file, and the registry that knows them."""
+
+from swa_alloc.strategies._base import Bound, Strategy, Trial
+from swa_alloc.strategies._registry import (
+    ENTRY_POINT_GROUP,
+    builtin_names,
+    candidate_label,
+    create,
+    names,
+    register_strategy,
+    strategy_class,
+)
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Bound",
+    "Strategy",
+    "Trial",
+    "builtin_names",
+    "candidate_label",
+    "create",
+    "names",
+    "register_strategy",
+    "strategy_class",
+]

@@ -1,0 +1,15 @@
+"""The Triton kernels behind the Triton strategies. Importing this module imports Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
+def fill_zero(table, indices, slots, index_stride, ROW_SLOTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803 - Triton reads this signature, not Python
+    """Zero ``table[indices[i] * ROW_SLOTS + j]`` for every i and every j < ROW_SLOTS; ``slots`` is their number."""
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = slot < slots
+    row = tl.load(indices + (slot // ROW_SLOTS) * index_stride, mask=inside, other=0).to(tl.int64)
+    tl.store(table + row * ROW_SLOTS + slot % ROW_SLOTS, tl.zeros([BLOCK], tl.int64), mask=inside)

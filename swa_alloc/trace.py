@@ -1,0 +1,168 @@
+"""The record of the clears that a run made: how many indices, of which dtype, in which layout, how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+
+from swa_alloc import _json
+from swa_alloc.errors import TraceError
+from swa_alloc.operations import PAGE, TOKEN, IndexDtype, OperationName, Target, TargetName
+from swa_alloc.profile import digest
+from swa_alloc.strategies import Bound, Strategy
+
+SCHEMA: Final = "swa_alloc.trace/1"
+
+Layout = Literal["run", "pages", "scattered"]
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """Calls that were alike.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What was indexed.
+        index_dtype: The indices' dtype.
+        count: Indices in a call.
+        layout: ``run`` (consecutive), ``pages`` (whole pages, scattered) or ``scattered``.
+        weight: How many such calls there were, or any number in proportion to that.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    count: int
+    layout: Layout
+    weight: float
+
+    def __post_init__(self) -> None:
+        """Refuse impossible numbers."""
+        if self.count < 1 or self.weight < 0:
+            raise ValueError(f"count must be at least 1 and weight at least 0, not {self.count} and {self.weight}")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The clears of a run, and the mapping that they were made on.
+
+    Attributes:
+        schema: Version of this format.
+        size: Slots in the full pool.
+        page_size: Slots in a page.
+        entries: One for each kind of call.
+    """
+
+    schema: Literal["swa_alloc.trace/1"]
+    size: int
+    page_size: int
+    entries: tuple[TraceEntry, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a trace that nothing could be planned from."""
+        if self.page_size < 1 or self.size < self.page_size or self.size % self.page_size:
+            raise ValueError(f"size must be a multiple of page_size, not {self.size} with {self.page_size}")
+        if not self.entries or not any(entry.weight for entry in self.entries):
+            raise ValueError("entries must hold at least one call with a weight above 0")
+        for i, entry in enumerate(self.entries):
+            if entry.target == PAGE and self.page_size == 1:
+                raise ValueError(f"entries[{i}].target is page, and with page_size 1 that is token")
+            rows = self.size if entry.target == TOKEN else self.size // self.page_size
+            if entry.count > rows:
+                raise ValueError(f"entries[{i}].count is {entry.count} and its target has only {rows} rows")
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits that stand for the contents."""
+        return digest(asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """The trace in a JSON file.
+
+        Raises:
+            TraceError: it cannot be read, is not JSON, or is not a trace of this version.
+        """
+        try:
+            return _json.decode(cls, _json.read(Path(path)))
+        except OSError as error:
+            raise TraceError(f"trace {path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise TraceError(f"trace {path} is not usable: {error}; expected a file of schema {SCHEMA!r}") from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write to ``path``, all or nothing.
+
+        Raises:
+            TraceError: the path cannot be written.
+        """
+        path = Path(path)
+        try:
+            _json.write_atomically(path, _json.encode(self))
+        except OSError as error:
+            raise TraceError(f"trace {path} cannot be written: {error.strerror or error}") from error
+        return path
+
+
+class TraceRecorder(Strategy):
+    """A strategy that clears, and takes down each call that it is asked for.
+
+    Given to an allocator as its ``strategy=``, it records the run. A clear of pages is entered for the page target and,
+    expanded to slots, for the token target: one caller passes pages, another their slots. It reads the indices, so it
+    synchronizes: for playing workloads, not for serving.
+    """
+
+    name = "trace_recorder"
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[str, str, int, str]] = Counter()
+
+    def bind(self, target: Target) -> Bound:
+        """See ``Strategy.bind``."""
+        table, calls, page_size = target.table, self._calls, target.page_size
+        dtype = str(target.index_dtype).removeprefix("torch.")
+
+        def clear_tokens(indices: torch.Tensor) -> None:
+            table.index_fill_(0, indices.to(torch.int64), 0)
+            if indices.numel():
+                calls[TOKEN, dtype, indices.numel(), layout_of(indices, page_size)] += 1
+
+        def clear_pages(pages: torch.Tensor) -> None:
+            table.index_fill_(0, pages.to(torch.int64), 0)
+            if pages.numel():
+                layout = layout_of(pages, 1)
+                calls[PAGE, dtype, pages.numel(), layout] += 1
+                calls[TOKEN, dtype, pages.numel() * page_size, "run" if layout == "run" else "pages"] += 1
+
+        return clear_tokens if target.name == TOKEN else clear_pages
+
+    def trace(self, size: int, page_size: int) -> Trace:
+        """What was recorded, on a mapping over ``size`` full slots.
+
+        Raises:
+            TraceError: nothing was.
+        """
+        entries = tuple(
+            TraceEntry("clear", target, dtype, count, layout, float(weight))  # type: ignore[arg-type]  # from Literals
+            for (target, dtype, count, layout), weight in sorted(self._calls.items())
+        )
+        try:
+            return Trace(SCHEMA, size, page_size, entries)
+        except ValueError as error:
+            raise TraceError(f"the run made no usable trace: {error}") from error
+
+
+def layout_of(indices: torch.Tensor, page_size: int) -> Layout:
+    """How ``[k]`` indices lie in the table: in one run, in whole pages, or scattered."""
+    steps = indices.diff()
+    if bool((steps == 1).all()):
+        return "run"
+    if page_size > 1 and indices.numel() % page_size == 0:
+        pages = indices.view(-1, page_size) if indices.is_contiguous() else indices.reshape(-1, page_size)
+        if bool((pages[:, 0] % page_size == 0).all()) and bool((pages.diff(dim=1) == 1).all()):
+            return "pages"
+    return "scattered"
