@@ -23,8 +23,9 @@ from autotune.request import Request
 from autotune.search import Budget, Progress, Search
 from autotune.workload import trace_of
 from swa_alloc.errors import CalibrationError
+from swa_alloc.evidence import CandidateMeasurement, Evidence, Measurement
 from swa_alloc.operations import OPERATIONS
-from swa_alloc.profile import SCHEMA, CandidateMeasurement, Decision, Measurement, Provenance, StrategyProfile
+from swa_alloc.profile import Decision, Provenance, StrategyProfile
 from swa_alloc.strategies import names
 
 # Environment variables that bear on a run, by prefix.
@@ -107,13 +108,11 @@ def measure(
             f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
         )
     return StrategyProfile(
-        schema=SCHEMA,
         fingerprint=request.fingerprint,
         workload=request.workload,
         objective=request.objective,
         decisions=tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group))),
-        measurements=tuple(_measurement(verdict) for verdict in verdicts),
-        ineligible=search.ineligible,
+        evidence=Evidence(tuple(_measurement(verdict) for verdict in verdicts), search.ineligible),
         provenance=provenance(request, "measured", measuring_s),
     )
 
@@ -121,13 +120,11 @@ def measure(
 def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
     """A profile that says what somebody decided, with nothing measured."""
     return StrategyProfile(
-        schema=SCHEMA,
         fingerprint=request.fingerprint,
         workload=request.workload,
         objective=request.objective,
         decisions=tuple(choices),
-        measurements=(),
-        ineligible=(),
+        evidence=Evidence(),
         provenance=provenance(request, "pinned", 0.0),
     )
 
@@ -198,9 +195,9 @@ def _measurement(verdict: Verdict) -> Measurement:
         *point.kind,
         indices=point.count,
         layout=point.layout,
-        weight=point.weight,
-        margin=verdict.margin,
-        noise_floor=race.noise_floor,
+        weight=_rounded(point.weight),
+        margin=_rounded(verdict.margin),
+        noise_floor=_rounded(race.noise_floor),
         candidates=tuple(sorted((_candidate(contest, label) for label in measured), key=_rank)),
     )
 
@@ -212,17 +209,22 @@ def _candidate(contest: Contest, label: str) -> CandidateMeasurement:
     return CandidateMeasurement(
         strategy=candidate.name,
         params=dict(candidate.params),
-        host_us=host_us,
-        device_us=device_us,
-        wall_us=wall_us,
-        p90_us=race.percentile_90(label),
-        ratio=ratio.median if ratio else None,
-        ratio_low=ratio.low if ratio else None,
-        ratio_high=ratio.high if ratio else None,
+        host_us=_rounded(host_us),
+        device_us=_rounded(device_us),
+        wall_us=_rounded(wall_us),
+        p90_us=_rounded(race.percentile_90(label)),
+        ratio=_rounded(ratio.median) if ratio else None,
+        ratio_low=_rounded(ratio.low) if ratio else None,
+        ratio_high=_rounded(ratio.high) if ratio else None,
         rounds=len(series.figures),
         dropped=series.dropped,
         state="complete" if label in race.running else "pruned",
     )
+
+
+def _rounded(value: float) -> float:
+    """Five significant digits: more than any of these times has, and half the bytes that a start has to read."""
+    return float(f"{value:.5g}")
 
 
 def _rank(measurement: CandidateMeasurement) -> tuple[bool, float]:

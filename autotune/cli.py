@@ -37,13 +37,29 @@ def run() -> None:
     # Hydra would print and exit 1 whatever happened; this makes it raise.
     os.environ[_FULL_ERROR] = "1"
     sys.argv[0] = "autotune"
+    failures: list[Exception] = []
+
+    def job(cfg: DictConfig) -> None:
+        try:
+            _run(cfg)
+        except _EXPECTED as error:
+            # Through Hydra it would get a second line.
+            failures.append(error)
+
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", **_VERSION_BASE)(_run)()
-    except (SWAAllocError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
-        if wants_traceback:
-            raise
-        sys.stderr.write(f"autotune: {_one_line(error)}\n")
-        raise SystemExit(3 if isinstance(error, CalibrationError) else 2) from None
+        hydra.main(config_path=str(conf_dir()), config_name="config", **_VERSION_BASE)(job)()
+    except _EXPECTED as error:
+        failures.append(error)
+    if failures and wants_traceback:
+        raise failures[0]
+    for failure in failures:
+        sys.stderr.write(f"autotune: {_one_line(failure)}\n")
+    if failures:
+        raise SystemExit(3 if any(isinstance(failure, CalibrationError) for failure in failures) else 2)
+
+
+# What a wrong request or a failing device raises. HydraException comes in OSErrors, too.
+_EXPECTED = (SWAAllocError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 
 
 def _run(cfg: DictConfig) -> None:
@@ -54,7 +70,7 @@ def _run(cfg: DictConfig) -> None:
 
 def _one_line(error: BaseException) -> str:
     """The error and what caused it, in one line."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
         return (
             f"cannot write {error.filename}: {error.strerror}; AUTOTUNE_OUTPUT_DIR=FOLDER puts the run folder elsewhere"
         )

@@ -123,6 +123,8 @@ class Workload:
         _at_least(0, "workload", backlog_us=self.backlog_us)
         if isinstance(self.name, str) and self.name != MISSING and not self.name.replace("-", "_").isidentifier():
             raise ConfigError(f"workload.name must be letters, digits, - and _ (it names a file), not {self.name!r}")
+        if self.path == "":
+            raise ConfigError("workload=trace needs a recorded trace; add workload.path=FILE")
         for name in ("size", "size_swa"):
             if getattr(self, name) % self.page_size:
                 raise ConfigError(

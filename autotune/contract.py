@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ def violation(strategy: Strategy, target: Target, run: Run) -> str | None:
     """
     page_size = target.page_size
     pages = max(2, _ROWS // page_size) if target.name == TOKEN else _ROWS
-    small = replace(target, mapping=empty_mapping(pages * page_size, page_size, target.mapping.device))
+    small = target._replace(mapping=empty_mapping(pages * page_size, page_size, target.mapping.device))
     call = bind(strategy, small)
     for name, case in CASES.items():
         indices = _laid_out_alike(case(*_usable_rows(small)), target)
@@ -59,7 +58,7 @@ def violation_of(call: Bound, target: Target, indices: torch.Tensor, run: Run) -
     # Every entry differs from its neighbours and from whatever an operation writes.
     torch.arange(1, target.mapping.numel() + 1, out=target.mapping)
     target.mapping[-1:].fill_(-1)
-    expected = replace(target, mapping=target.mapping.to("cpu", copy=True))
+    expected = target._replace(mapping=target.mapping.to("cpu", copy=True))
     before = indices.clone()
     result = run(call, *operation.arguments(target.table, indices))
     wanted = operation.reference(expected.table, *operation.arguments(expected.table, indices.cpu()))

@@ -79,7 +79,7 @@ def decisions(verdicts: Sequence[Verdict]) -> list[Decision]:
                 border,
                 candidate.name,
                 dict(candidate.params),
-                max(v.margin for v in joined),
+                round(max(v.margin for v in joined), 5),
                 # What ties everywhere in the range.
                 tuple(sorted(set.intersection(*(v.ties for v in joined)))),
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.config import Format
-from swa_alloc.explain import evidence, ranges, span
+from swa_alloc.explain import measured, ranges, span
 from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from autotune.once import Outcome
-    from swa_alloc.profile import CandidateMeasurement, Decision, Measurement, StrategyProfile
+    from swa_alloc.evidence import CandidateMeasurement, Measurement
+    from swa_alloc.profile import Decision, StrategyProfile
 
 # Wide enough for every column: a file or a pipe has no width of its own.
 _PLAIN_WIDTH = 160
@@ -43,7 +43,7 @@ def _print_table(outcome: Outcome) -> None:
 
 
 def _print_json(outcome: Outcome) -> None:
-    document = {"path": str(outcome.path), "reused": outcome.reused, "profile": asdict(outcome.profile)}
+    document = {"path": str(outcome.path), "reused": outcome.reused, "profile": outcome.profile.document()}
     sys.stdout.write(json.dumps(document, sort_keys=True, indent=1) + "\n")
 
 
@@ -83,7 +83,7 @@ def _table(profile: StrategyProfile, style: box.Box | None) -> Table:
     for decision, lower in _ranges(profile):
         what = f"{decision.operation}.{decision.target} {decision.index_dtype}"
         serves = span(lower, decision.max_indices)
-        found = evidence(profile, decision, lower)
+        found = measured(profile, decision, lower)
         if not found:
             table.add_row(what, "", serves, decision.label)
         for measurement, candidate in found:
@@ -125,13 +125,13 @@ def _ratio(candidate: CandidateMeasurement) -> str:
 def _summary(profile: StrategyProfile) -> Iterator[str]:
     tuned = default = 0.0
     for decision, lower in _ranges(profile):
-        for measurement, candidate in evidence(profile, decision, lower):
+        for measurement, candidate in measured(profile, decision, lower):
             if candidate.ratio is not None:
                 tuned += measurement.weight * candidate.wall_us
                 default += measurement.weight * candidate.wall_us / candidate.ratio
     if default:
         yield f"over the workload's clears, {tuned / default:.3f} of the default's time"
-    left_out = {f"{entry.strategy} ({entry.reason}: {entry.detail})" for entry in profile.ineligible}
+    left_out = {f"{entry.strategy} ({entry.reason}: {entry.detail})" for entry in profile.evidence.ineligible}
     if left_out:
         yield f"not raced: {'; '.join(sorted(left_out))}"
 

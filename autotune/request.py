@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ class Request:
         made = profile.provenance
         return (
             (tier == "exact" or (tier == "compatible" and reuse is Reuse.compatible))
-            and asdict(profile.workload) == asdict(self.workload)
+            and profile.workload == self.workload
             and made.request == self.digest
             and all(made.effort.get(name, 0) >= wanted for name, wanted in self.effort.items())
         )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from autotune.devices import Device
     from autotune.space import Candidate
+    from swa_alloc.evidence import Reason
     from swa_alloc.operations import Target
-    from swa_alloc.profile import Reason
     from swa_alloc.strategies import Bound, Strategy
 
 

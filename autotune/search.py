@@ -16,8 +16,8 @@ from autotune.race import Race
 from autotune.sandbox import Sandbox
 from autotune.screening import Rejected, Screener
 from autotune.space import make_space
+from swa_alloc.evidence import Ineligible
 from swa_alloc.operations import OPERATIONS
-from swa_alloc.profile import Ineligible
 
 if TYPE_CHECKING:
     from autotune.plan import Kind, Point

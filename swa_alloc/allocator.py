@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swa_alloc.errors import PoolError
-from swa_alloc.explain import explain_selection
 from swa_alloc.mapping import FullToSWAMapping
 from swa_alloc.pool import PoolAllocator
 from swa_alloc.selection import OnMissing, Overrides
@@ -135,6 +134,9 @@ class SWATokenToKVPoolAllocator:
 
     def explain(self) -> str:
         """Which strategy clears what, from which layer and profile, and why, in words."""
+        # Nothing that a start needs.
+        from swa_alloc.explain import explain_selection
+
         return explain_selection(self._mapping.selection)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:

@@ -9,7 +9,8 @@ from swa_alloc.strategies import candidate_label
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swa_alloc.profile import CandidateMeasurement, Decision, Measurement, StrategyProfile
+    from swa_alloc.evidence import CandidateMeasurement, Measurement
+    from swa_alloc.profile import Decision, StrategyProfile
     from swa_alloc.selection import Selection
 
 
@@ -38,7 +39,7 @@ def explain_profile(profile: StrategyProfile) -> str:
     lines += [
         f"left out: {candidate_label(out.strategy, out.params)} for {out.operation}.{out.target} {out.index_dtype}, "
         f"{out.reason}: {out.detail}"
-        for out in profile.ineligible
+        for out in profile.evidence.ineligible
     ]
     return "\n".join(lines)
 
@@ -60,14 +61,14 @@ def span(lower: int, upper: int | None) -> str:
     return f"up to {upper}" if lower == 1 else f"{lower} to {upper}"
 
 
-def evidence(
+def measured(
     profile: StrategyProfile, decision: Decision, lower: int
 ) -> list[tuple[Measurement, CandidateMeasurement]]:
     """The measurements of ``decision``'s strategy at the sizes that it covers, ``lower`` being its smallest."""
     upper = decision.max_indices
     return [
         (measurement, candidate)
-        for measurement in profile.measurements
+        for measurement in profile.evidence.measurements
         if (measurement.operation, measurement.target, measurement.index_dtype)
         == (decision.operation, decision.target, decision.index_dtype)
         and lower <= measurement.indices
@@ -90,7 +91,7 @@ def _why(profile: StrategyProfile, decision: Decision, lower: int) -> str:
         return ", pinned in the profile"
     parts = [
         f"{candidate.ratio:.2f} of the default's time at {measurement.indices}"
-        for measurement, candidate in evidence(profile, decision, lower)
+        for measurement, candidate in measured(profile, decision, lower)
         if candidate.ratio is not None
     ]
     ties = f"; ties with {', '.join(decision.ties)}" if decision.ties else ""

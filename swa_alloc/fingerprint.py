@@ -6,9 +6,8 @@ import os
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -27,8 +26,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """How far a profile's fingerprint fits this machine.
 
     Attributes:
@@ -40,8 +38,7 @@ class Match:
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """The machine and software that a profile was measured on.
 
     Attributes:
@@ -78,7 +75,7 @@ class Fingerprint:
         """How far ``other``, a profile's, fits this machine."""
         decisive: list[str] = []
         patch: list[str] = []
-        for name in (item.name for item in fields(self)):
+        for name in self._fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 same_release = name in _SAME_COMPONENTS and _release(mine, name) == _release(theirs, name) != ()
@@ -113,20 +110,19 @@ def _release(version: str, name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\d+", version)[: _SAME_COMPONENTS[name]])
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     name: str
     arch: str = ""
     driver: str = ""
     runtime: str = ""
     backend: str = ""
     threads: int = 0
-    emulated: bool = field(default=False)
+    emulated: bool = False
 
 
 def _cpu(_device: torch.device) -> _Facts:
     info = _first_cpu()
-    name = info.get("model name") or platform.processor() or platform.machine()
+    name = info.get("model name") or platform.machine()
     # x86 numbers its parts one way, Arm another.
     parts = [info[key] for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part") if key in info]
     return _Facts(name, "-".join(parts), threads=torch.get_num_threads())

@@ -7,9 +7,8 @@ dispatcher know operations only through this interface, so that another operatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ PAGE: Final = "page"  # its 2-D page view, indexed by page
 INDEX_DTYPES: Mapping[IndexDtype, torch.dtype] = MappingProxyType({"int32": torch.int32, "int64": torch.int64})
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What a strategy is bound to: one tensor, and the kind of indices that will address it.
 
     Attributes:
@@ -62,8 +60,7 @@ def page_view(mapping: torch.Tensor, page_size: int) -> torch.Tensor:
     return mapping[:-1].view(-1, page_size)
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One operation on the mapping.
 
     Attributes:
@@ -80,7 +77,7 @@ class Operation:
     arguments: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
     reference: Callable[..., torch.Tensor | None]
     fallback: str
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = MappingProxyType({})
 
     def default_strategy(self, device_type: str) -> str:
         """The strategy that is used where nothing was measured."""

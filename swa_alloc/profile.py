@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from swa_alloc import _json
 from swa_alloc.errors import ProfileError
@@ -15,9 +14,13 @@ from swa_alloc.fingerprint import Fingerprint, Match
 from swa_alloc.operations import IndexDtype, OperationName, TargetName
 from swa_alloc.strategies import candidate_label
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swa_alloc.evidence import Evidence
+
 SCHEMA: Final = "swa_alloc.profile/1"
 
-Reason = Literal["unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory"]
 Objective = Literal["serving", "latency"]
 
 # Pools whose sizes lie within this factor of each other are one class: what depends on the table's size (a pass over
@@ -25,8 +28,7 @@ Objective = Literal["serving", "latency"]
 _SAME_CLASS_FACTOR = 2.0
 
 
-@dataclass(frozen=True)
-class ProfileWorkload:
+class ProfileWorkload(NamedTuple):
     """The workload that a profile was measured for.
 
     Attributes:
@@ -43,14 +45,13 @@ class ProfileWorkload:
     backlog_us: float
     trace: str
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes."""
+    def check(self) -> None:
+        """Raise ValueError for impossible sizes."""
         if self.size < 1 or self.page_size < 1 or self.backlog_us < 0:
             raise ValueError("size and page_size must be at least 1, and backlog_us at least 0")
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Which strategy serves calls of up to ``max_indices`` indices.
 
     Attributes:
@@ -73,8 +74,8 @@ class Decision:
     margin: float
     ties: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse impossible numbers."""
+    def check(self) -> None:
+        """Raise ValueError for impossible numbers."""
         if self.max_indices is not None and self.max_indices < 1:
             raise ValueError(f"max_indices must be at least 1 or null, not {self.max_indices}")
         if self.margin < 0:
@@ -86,97 +87,7 @@ class Decision:
         return candidate_label(self.strategy, self.params)
 
 
-@dataclass(frozen=True)
-class CandidateMeasurement:
-    """What the race showed of one candidate; times in microseconds a call, medians over rounds.
-
-    Attributes:
-        strategy: Name of the strategy.
-        params: Its parameters.
-        host_us: Until the call returns, on an idle stream.
-        device_us: What the device spends on it.
-        wall_us: The call and a synchronization.
-        p90_us: 90th percentile of the cost under the profile's objective.
-        ratio: Median of the paired ratios of its cost to the default's; below 1 is faster. None for a candidate that
-            single calls ruled out.
-        ratio_low: Lower end of the ratio's confidence interval.
-        ratio_high: Upper end.
-        rounds: Rounds that it took part in.
-        dropped: Samples thrown away as impossible: zero, negative or not finite.
-        state: ``complete``, or ``pruned`` once it was beaten under every objective.
-    """
-
-    strategy: str
-    params: dict[str, Any]
-    host_us: float
-    device_us: float
-    wall_us: float
-    p90_us: float
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    rounds: int
-    dropped: int
-    state: Literal["complete", "pruned"]
-
-    @property
-    def label(self) -> str:
-        """The strategy with its parameters."""
-        return candidate_label(self.strategy, self.params)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The race at one number of indices.
-
-    Attributes:
-        operation: Name of the operation.
-        target: What is indexed.
-        index_dtype: The indices' dtype.
-        indices: How many a call passed.
-        layout: How they lay in the table: ``run``, ``pages`` or ``scattered``.
-        weight: Share of the trace's calls that this size stands for.
-        margin: Switch margin, the spread between fresh sandboxes included.
-        noise_floor: Half-width of the interval of the default's ratio to itself.
-        candidates: All that took part, the fastest first.
-    """
-
-    operation: OperationName
-    target: TargetName
-    index_dtype: IndexDtype
-    indices: int
-    layout: str
-    weight: float
-    margin: float
-    noise_floor: float
-    candidates: tuple[CandidateMeasurement, ...]
-
-
-@dataclass(frozen=True)
-class Ineligible:
-    """A candidate that could not take part.
-
-    Attributes:
-        operation: Name of the operation.
-        target: What was to be indexed.
-        index_dtype: The indices' dtype.
-        strategy: Name of the strategy.
-        params: Its parameters.
-        reason: The kind of failure.
-        detail: The failure in words.
-    """
-
-    operation: OperationName
-    target: TargetName
-    index_dtype: IndexDtype
-    strategy: str
-    params: dict[str, Any]
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Where a profile comes from.
 
     Attributes:
@@ -200,41 +111,49 @@ class Provenance:
     environment: dict[str, str]
 
 
-@dataclass(frozen=True)
 class StrategyProfile:
     """One profile. ``load`` and ``save`` are its only contact with files; nothing in it is ever executed.
 
-    Attributes:
-        schema: Version of this format.
+    Args:
         fingerprint: The machine and software.
         workload: The workload.
         objective: What was minimized.
         decisions: For each operation, target and index dtype, ascending in ``max_indices``, the last one open.
-        measurements: Every race.
-        ineligible: Every candidate that could not take part.
         provenance: Where it comes from.
+        evidence: What was measured, or a function that gives it when it is first asked for.
+
+    Raises:
+        ValueError: the decisions leave a number of indices without an answer, or give it two.
     """
 
-    schema: Literal["swa_alloc.profile/1"]
-    fingerprint: Fingerprint
-    workload: ProfileWorkload
-    objective: Objective
-    decisions: tuple[Decision, ...]
-    measurements: tuple[Measurement, ...]
-    ineligible: tuple[Ineligible, ...]
-    provenance: Provenance
+    def __init__(
+        self,
+        *,
+        fingerprint: Fingerprint,
+        workload: ProfileWorkload,
+        objective: Objective,
+        decisions: tuple[Decision, ...],
+        provenance: Provenance,
+        evidence: Evidence | Callable[[], Evidence],
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.workload = workload
+        self.objective = objective
+        self.decisions = decisions
+        self.provenance = provenance
+        self._evidence = evidence
+        _check_order(self)
 
-    def __post_init__(self) -> None:
-        """Refuse decisions that leave a number of indices without an answer, or give it two."""
-        for key in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in self.decisions):
-            bounds = [d.max_indices for d in self.decisions_for(*key)]
-            *closed, last = bounds
-            finite = [bound for bound in closed if bound is not None]
-            ascending = finite == closed and all(a < b for a, b in pairwise(finite))
-            if last is not None or not ascending:
-                raise ValueError(
-                    f"decisions for {'.'.join(key)} must ascend in max_indices and end with null, not {bounds}"
-                )
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured. Read from the file's text at the first use: a starting server has no use for it.
+
+        Raises:
+            ProfileError: this part of the file is not what it should be.
+        """
+        if callable(self._evidence):
+            self._evidence = self._evidence()
+        return self._evidence
 
     def decisions_for(self, operation: str, target: str, index_dtype: str) -> tuple[Decision, ...]:
         """The decisions of one kind, ascending; empty where it was not measured."""
@@ -268,13 +187,37 @@ class StrategyProfile:
             ProfileError: it cannot be read, is not JSON, or is not a profile of this version.
         """
         try:
-            return _json.decode(cls, _of_this_schema(_json.read(Path(path))))
+            document = _json.decode(_Document, _of_this_schema(_json.read(Path(path))))
+            return cls(
+                fingerprint=document.fingerprint,
+                workload=document.workload,
+                objective=document.objective,
+                decisions=document.decisions,
+                provenance=document.provenance,
+                evidence=lambda: _decode_evidence(document, path),
+            )
         except OSError as error:
             raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
-            raise ProfileError(
-                f"profile {path} is not usable: {error}; make a new one with `python -m autotune`"
-            ) from error
+            raise _not_usable(path, error) from error
+
+    def document(self) -> dict[str, Any]:
+        """The profile as JSON types, as it stands in a file."""
+        evidence = self.evidence
+        return dict(
+            _json.plain(
+                _Document(
+                    schema=SCHEMA,
+                    fingerprint=self.fingerprint,
+                    workload=self.workload,
+                    objective=self.objective,
+                    decisions=self.decisions,
+                    measurements=evidence.measurements,
+                    ineligible=evidence.ineligible,
+                    provenance=self.provenance,
+                )
+            )
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write to ``path``, all or nothing. A profile of another machine is never overwritten.
@@ -293,13 +236,50 @@ class StrategyProfile:
                 "choose another profile.dir"
             )
         try:
-            _json.write_atomically(path, _json.encode(self))
+            _json.write_atomically(path, _json.encode(self.document()))
         except OSError as error:
             raise ProfileError(
                 f"profile {path} cannot be written: {error.strerror or error}; "
                 "choose a writable folder with profile.dir=... or SWA_ALLOC_PROFILE_DIR"
             ) from error
         return path
+
+
+class _Document(NamedTuple):
+    """The file. Its evidence is checked when it is asked for."""
+
+    schema: Literal["swa_alloc.profile/1"]
+    fingerprint: Fingerprint
+    workload: ProfileWorkload
+    objective: Objective
+    decisions: tuple[Decision, ...]
+    measurements: Any
+    ineligible: Any
+    provenance: Provenance
+
+
+def _decode_evidence(document: _Document, path: str | Path) -> Evidence:
+    from swa_alloc.evidence import Evidence
+
+    try:
+        return _json.decode(Evidence, {"measurements": document.measurements, "ineligible": document.ineligible})
+    except ValueError as error:
+        raise _not_usable(path, error) from error
+
+
+def _not_usable(path: str | Path, error: ValueError) -> ProfileError:
+    return ProfileError(f"profile {path} is not usable: {error}; make a new one with `python -m autotune`")
+
+
+def _check_order(profile: StrategyProfile) -> None:
+    for key in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in profile.decisions):
+        bounds = [decision.max_indices for decision in profile.decisions_for(*key)]
+        *closed, last = bounds
+        finite = [bound for bound in closed if bound is not None]
+        if last is not None or finite != closed or any(a >= b for a, b in pairwise(finite)):
+            raise ValueError(
+                f"decisions for {'.'.join(key)} must ascend in max_indices and end with null, not {bounds}"
+            )
 
 
 def _of_this_schema(document: object) -> object:
@@ -312,7 +292,7 @@ def _of_this_schema(document: object) -> object:
 
 def profile_key(fingerprint: Fingerprint, workload: ProfileWorkload) -> str:
     """``<device type>-<workload>-<digest of both>``."""
-    identity = digest({"fingerprint": asdict(fingerprint), "workload": asdict(workload)})
+    identity = digest({"fingerprint": _json.plain(fingerprint), "workload": _json.plain(workload)})
     return f"{fingerprint.device_type}-{workload.name}-{identity}"
 
 

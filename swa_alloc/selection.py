@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -14,7 +13,6 @@ from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAA
 from swa_alloc.fingerprint import fingerprint
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
-from swa_alloc.startup import INSTALL_COMMAND, calibrate_at_startup
 from swa_alloc.stores import PROFILE_VARIABLE, find
 from swa_alloc.strategies import Strategy, create
 
@@ -25,8 +23,7 @@ ON_MISSING_VARIABLE = "SWA_ALLOC_ON_MISSING"
 Key = tuple[OperationName, TargetName]
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """What the caller of an allocator asked for; None leaves it to the environment, then to the stores.
 
     Attributes:
@@ -42,8 +39,7 @@ class Overrides:
     strict_profile: bool = False
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What serves one operation on one target.
 
     Attributes:
@@ -73,8 +69,7 @@ class Choice:
         return self.instance or create(self.operation, decision.strategy, decision.params)
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The choices for every operation and target, and what was noticed on the way.
 
     Attributes:
@@ -235,6 +230,9 @@ def _when_missing(
             f"no profile for this {device.type} with {size} slots in pages of {page_size} (looked in "
             f"SWA_ALLOC_PROFILE_DIR, the user's cache and the system store); make one with `{command}`"
         )
+    # Needed by the first start on a machine, and by no other.
+    from swa_alloc.startup import INSTALL_COMMAND, calibrate_at_startup
+
     try:
         profile, path = calibrate_at_startup(device, size, page_size)
     except (CalibrationError, ProfileError) as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, Match
@@ -15,16 +15,14 @@ USER_VARIABLE = "SWA_ALLOC_PROFILE_DIR"
 SYSTEM_VARIABLE = "SWA_ALLOC_SYSTEM_PROFILE_DIR"
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(NamedTuple):
     """A folder of profiles, and the layer that it stands for."""
 
     layer: str
     directory: Path
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A profile that fits this machine and mapping."""
 
     profile: StrategyProfile
@@ -33,8 +31,7 @@ class Hit:
     match: Match
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """What a look through the stores gave.
 
     Attributes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 
@@ -20,8 +19,7 @@ SCHEMA: Final = "swa_alloc.trace/1"
 Layout = Literal["run", "pages", "scattered"]
 
 
-@dataclass(frozen=True)
-class TraceEntry:
+class TraceEntry(NamedTuple):
     """Calls that were alike.
 
     Attributes:
@@ -36,18 +34,17 @@ class TraceEntry:
     operation: OperationName
     target: TargetName
     index_dtype: IndexDtype
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     layout: Layout
     weight: float
 
-    def __post_init__(self) -> None:
-        """Refuse impossible numbers."""
+    def check(self) -> None:
+        """Raise ValueError for impossible numbers."""
         if self.count < 1 or self.weight < 0:
             raise ValueError(f"count must be at least 1 and weight at least 0, not {self.count} and {self.weight}")
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """The clears of a run, and the mapping that they were made on.
 
     Attributes:
@@ -62,8 +59,8 @@ class Trace:
     page_size: int
     entries: tuple[TraceEntry, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse a trace that nothing could be planned from."""
+    def check(self) -> None:
+        """Raise ValueError for a trace that nothing could be planned from."""
         if self.page_size < 1 or self.size < self.page_size or self.size % self.page_size:
             raise ValueError(f"size must be a multiple of page_size, not {self.size} with {self.page_size}")
         if not self.entries or not any(entry.weight for entry in self.entries):
@@ -78,7 +75,7 @@ class Trace:
     @property
     def digest(self) -> str:
         """12 hexadecimal digits that stand for the contents."""
-        return digest(asdict(self))
+        return digest(_json.plain(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -102,7 +99,7 @@ class Trace:
         """
         path = Path(path)
         try:
-            _json.write_atomically(path, _json.encode(self))
+            _json.write_atomically(path, _json.encode(_json.plain(self)))
         except OSError as error:
             raise TraceError(f"trace {path} cannot be written: {error.strerror or error}") from error
         return path
@@ -150,10 +147,12 @@ class TraceRecorder(Strategy):
             TraceEntry("clear", target, dtype, count, layout, float(weight))  # type: ignore[arg-type]  # from Literals
             for (target, dtype, count, layout), weight in sorted(self._calls.items())
         )
+        trace = Trace(SCHEMA, size, page_size, entries)
         try:
-            return Trace(SCHEMA, size, page_size, entries)
+            trace.check()
         except ValueError as error:
             raise TraceError(f"the run made no usable trace: {error}") from error
+        return trace
 
 
 def layout_of(indices: torch.Tensor, page_size: int) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.config import ConfigError
 from autotune.devices._base import Call, Device, Sample
 from autotune.devices.accelerator import open_accelerator, open_cuda, open_rocm, open_xpu
 from autotune.devices.auto import open_auto
@@ -43,10 +44,11 @@ def open_device(kind: str, index: int) -> Device:
     """The device of that name.
 
     Raises:
-        DeviceError: no such name, or the device cannot be used on this machine, with the mending.
+        ConfigError: there is no such name.
+        DeviceError: the device cannot be used on this machine, with the mending.
     """
     if kind not in _OPENERS:
-        raise DeviceError(f"unknown device {kind!r}; known: {', '.join(_OPENERS)}")
+        raise ConfigError(f"unknown device.kind {kind!r}; known: {', '.join(_OPENERS)}")
     return _OPENERS[kind](index)
 
 

@@ -1,0 +1,108 @@
+"""What a calibration saw: the part of a profile that reports and explanations read, and a start does not."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from swa_alloc.operations import IndexDtype, OperationName, TargetName
+from swa_alloc.strategies import candidate_label
+
+Reason = Literal["unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory"]
+
+
+class CandidateMeasurement(NamedTuple):
+    """What the race showed of one candidate; times in microseconds a call, medians over rounds.
+
+    Attributes:
+        strategy: Name of the strategy.
+        params: Its parameters.
+        host_us: Until the call returns, on an idle stream.
+        device_us: What the device spends on it.
+        wall_us: The call and a synchronization.
+        p90_us: 90th percentile of the cost under the profile's objective.
+        ratio: Median of the paired ratios of its cost to the default's; below 1 is faster. None for a candidate that
+            single calls ruled out.
+        ratio_low: Lower end of the ratio's confidence interval.
+        ratio_high: Upper end.
+        rounds: Rounds that it took part in.
+        dropped: Samples thrown away as impossible: zero, negative or not finite.
+        state: ``complete``, or ``pruned`` once it was beaten under every objective.
+    """
+
+    strategy: str
+    params: dict[str, Any]
+    host_us: float
+    device_us: float
+    wall_us: float
+    p90_us: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    rounds: int
+    dropped: int
+    state: Literal["complete", "pruned"]
+
+    @property
+    def label(self) -> str:
+        """The strategy with its parameters."""
+        return candidate_label(self.strategy, self.params)
+
+
+class Measurement(NamedTuple):
+    """The race at one number of indices.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What is indexed.
+        index_dtype: The indices' dtype.
+        indices: How many a call passed.
+        layout: How they lay in the table: ``run``, ``pages`` or ``scattered``.
+        weight: Share of the trace's calls that this size stands for.
+        margin: Switch margin, the spread between fresh sandboxes included.
+        noise_floor: Half-width of the interval of the default's ratio to itself.
+        candidates: All that took part, the fastest first.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    indices: int
+    layout: str
+    weight: float
+    margin: float
+    noise_floor: float
+    candidates: tuple[CandidateMeasurement, ...]
+
+
+class Ineligible(NamedTuple):
+    """A candidate that could not take part.
+
+    Attributes:
+        operation: Name of the operation.
+        target: What was to be indexed.
+        index_dtype: The indices' dtype.
+        strategy: Name of the strategy.
+        params: Its parameters.
+        reason: The kind of failure.
+        detail: The failure in words.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+    strategy: str
+    params: dict[str, Any]
+    reason: Reason
+    detail: str
+
+
+class Evidence(NamedTuple):
+    """Every race, and every candidate that could not take part.
+
+    Attributes:
+        measurements: One for each number of indices that was timed.
+        ineligible: One for each candidate that was left out, and kind of call.
+    """
+
+    measurements: tuple[Measurement, ...] = ()
+    ineligible: tuple[Ineligible, ...] = ()
