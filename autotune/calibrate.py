@@ -95,7 +95,7 @@ def measure(
     """
     _check_room(request)
     budget = Budget(monotonic(), request.settings.budget_s, progress)
-    with _quiet_optuna():
+    with _quiet_optuna(), request.device.selected():
         search = Search(request, budget)
         verdicts = _search(request, search, budget)
         measuring_s = monotonic() - budget.start

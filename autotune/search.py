@@ -89,8 +89,11 @@ class Search:
         """A closed contest for each point at which anything works; some without rounds where time ran out."""
         settings = self._request.settings
         contests: list[Contest] = []
-        for kind in dict.fromkeys(point.kind for point in points):
-            contests += self._screen([point for point in points if point.kind == kind])
+        kinds = list(dict.fromkeys(point.kind for point in points))
+        for number, kind in enumerate(kinds):
+            # As much time is kept for the race as any kind may take for its screening.
+            share_s = self._budget.left_s / (len(kinds) - number + 1)
+            contests += self._screen([point for point in points if point.kind == kind], monotonic() + share_s)
         for number in range(settings.passes):
             if not self._budget.left_s:
                 break
@@ -110,20 +113,23 @@ class Search:
         sandbox = Sandbox(trace.size, trace.page_size, device, self._request.settings.seed)
         return Bench(sandbox, device, self._screener)
 
-    def _screen(self, points: list[Point]) -> list[Contest]:
-        """Contests for the points of one kind, each with the candidates that are right and not hopeless."""
+    def _screen(self, points: list[Point], until: float) -> list[Contest]:
+        """Contests for the points of one kind, each with the candidates that are right and not hopeless.
+
+        Where the time runs out, the later candidates and points are left out.
+        """
         request, space = self._request, self._spaces[points[0].operation]
         bench = self._bench()
         for candidate in space.fixed:
-            if not self._budget.left_s:
-                return []
             self._budget.tick()
-            self._admit(points[0], candidate, bench)
+            self._admit(points[0], candidate, bench, until)
         entrants, failures = self._sort_out(points[0].kind, space.fixed)
         if len(entrants) == len(failures):
             return []
-        contests = []
+        contests: list[Contest] = []
         for point in points:
+            if contests and monotonic() >= until:
+                break
             first = next(candidate.label for candidate in entrants if candidate.label not in failures)
             race = Race(first, request.objective)
             contest = Contest.open(point, space, entrants, race, self._storage, request.settings.seed)
@@ -134,14 +140,19 @@ class Search:
             contests.append(contest)
         return contests
 
-    def _admit(self, point: Point, candidate: Candidate, bench: Bench) -> None:
+    def _admit(self, point: Point, candidate: Candidate, bench: Bench, until: float) -> None:
         """Check a candidate, unless its kind was screened before; bind it if it is right."""
         key = point.kind, candidate.label
         if key in self._rejected:
             return
         try:
-            (bench.bind if key in self._admitted else bench.admit)(point, candidate)
-            self._admitted.add(key)
+            if key in self._admitted:
+                bench.bind(point, candidate)
+            elif monotonic() < until:
+                bench.admit(point, candidate)
+                self._admitted.add(key)
+            else:
+                raise Rejected("timed_out", "the budget left no time to check it")  # noqa: TRY301 - one more rejection
         except Rejected as error:
             self._note(point.kind, candidate, error)
 

@@ -162,7 +162,9 @@ def _scalar(kind: type) -> _Decoder:
     name = {int: "a whole number", str: "a string", bool: "true or false"}[kind]
 
     def decode_scalar(value: Any, where: str) -> Any:
-        # Not isinstance: a bool is an int to Python, and not to JSON.
+        # To JSON, 2.0 is a whole number; and true is none, though Python counts it among its ints.
+        if kind is int and type(value) is float and value.is_integer():
+            return int(value)
         _check(type(value) is kind, where, name, value)
         return value
 

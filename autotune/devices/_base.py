@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,10 @@ class Device(ABC):
 
     torch_device: torch.device
     default_objective: Objective
+
+    def selected(self) -> AbstractContextManager[None]:
+        """Make this the current device, where there are several, and put back what was current before."""
+        return nullcontext()
 
     @abstractmethod
     def synchronize(self) -> None:

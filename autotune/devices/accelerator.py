@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from autotune.devices._base import Arguments, Call, Device, Sample
 from swa_alloc.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from swa_alloc.profile import Objective
 
@@ -27,9 +28,18 @@ class Accelerator(Device):
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
-        torch.accelerator.set_device_index(device.index)
         self._begin = torch.Event(device, enable_timing=True)
         self._end = torch.Event(device, enable_timing=True)
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        """See ``Device.selected``."""
+        before = torch.accelerator.current_device_index()
+        torch.accelerator.set_device_index(self.torch_device.index)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_device_index(before)
 
     def synchronize(self) -> None:
         """See ``Device.synchronize``."""
@@ -66,7 +76,7 @@ def open_accelerator(device: torch.device) -> Device:
         DeviceError: there is no such device.
     """
     count = torch.accelerator.device_count()
-    index = device.index if device.index is not None else 0
+    index = device.index if device.index is not None else torch.accelerator.current_device_index()
     if index >= count:
         raise DeviceError(f"there is no {device.type} device {index}: this machine has {count}; set device.index below")
     return Accelerator(torch.device(device.type, index))

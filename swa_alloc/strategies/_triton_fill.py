@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from swa_alloc.operations import Target
 
-# Device types that Triton's own back ends drive (triton 3.x: NVIDIA, AMD; Intel's and Ascend's come as plug-ins).
-_TRITON_DEVICES = frozenset({"cuda", "xpu", "npu"})
-
 
 class TritonFill(Strategy):
     """Stores zeros from a Triton kernel. Takes int32 and int64 indices.
@@ -45,10 +42,10 @@ class TritonFill(Strategy):
         """See ``Strategy.unavailable``."""
         if find_spec("triton") is None:
             return "Triton is not installed"
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return None
         device = target.mapping.device.type
-        if device not in _TRITON_DEVICES and os.environ.get("TRITON_INTERPRET") != "1":
-            return f"Triton does not drive {device}"
-        return None
+        return f"Triton does not drive {device}" if device == "cpu" else _missing_driver(device)
 
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""
@@ -66,3 +63,15 @@ class TritonFill(Strategy):
                 )
 
         return clear
+
+
+def _missing_driver(device: str) -> str | None:
+    """Why Triton cannot launch on an accelerator, or None. Intel's and Ascend's drivers are packages of their own."""
+    # Half a second, spent only where there is an accelerator.
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # noqa: BLE001 - whatever it is, Triton cannot be used
+        return f"Triton has no driver for {device} ({error})"
+    return None
