@@ -198,6 +198,7 @@ def _measurement(verdict: Verdict) -> Measurement:
         weight=_rounded(point.weight),
         margin=_rounded(verdict.margin),
         noise_floor=_rounded(race.noise_floor),
+        ties=tuple(sorted(verdict.ties)),
         candidates=tuple(sorted((_candidate(contest, label) for label in measured), key=_rank)),
     )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swa_alloc.profile import Decision, StrategyProfile
 
 # Wide enough for every column: a file or a pipe has no width of its own.
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 240
 
 
 def print_report(outcome: Outcome, form: Format) -> None:
@@ -95,7 +95,7 @@ def _table(profile: StrategyProfile, style: box.Box | None) -> Table:
                 f"{candidate.wall_us:.2f} us",
                 _default_time(profile, measurement),
                 _ratio(candidate),
-                ", ".join(decision.ties),
+                ", ".join(measurement.ties),
             )
             what = serves = ""
     return table

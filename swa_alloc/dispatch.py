@@ -23,17 +23,18 @@ def bind_choice(choice: Choice, mapping: torch.Tensor, page_size: int) -> Bound:
     Raises:
         StrategyError: a strategy does not exist, or cannot run on the mapping's device.
     """
-    by_dtype = {}
-    for name, dtype in INDEX_DTYPES.items():
-        target = Target(choice.operation, choice.target, dtype, mapping, page_size)
-        bound: dict[str, Bound] = {}  # one workspace for a strategy, however many size ranges it serves
+    dispatch: Bound = _refuse
+    # int64 outermost: its clears are the faster ones, and lose more on a lookup.
+    for name in ("int32", "int64"):
+        target = Target(choice.operation, choice.target, INDEX_DTYPES[name], mapping, page_size)
+        bound: dict[str, Bound] = {}  # one workspace for a strategy, however many ranges it serves
         sizes: list[tuple[int | None, Bound]] = []
-        for decision in (d for d in choice.decisions if d.index_dtype == name):
+        for decision in (decision for decision in choice.decisions if decision.index_dtype == name):
             if decision.label not in bound:
                 bound[decision.label] = bind(choice.strategy(decision), target)
             sizes.append((decision.max_indices, bound[decision.label]))
-        by_dtype[name] = by_size(sizes)
-    return by_index_dtype(by_dtype["int32"], by_dtype["int64"])
+        dispatch = by_size(target.index_dtype, sizes, dispatch)
+    return dispatch
 
 
 def bind(strategy: Strategy, target: Target) -> Bound:
@@ -50,37 +51,41 @@ def bind(strategy: Strategy, target: Target) -> Bound:
     return strategy.bind(target)
 
 
-def by_size(sizes: Sequence[tuple[int | None, Bound]]) -> Bound:
-    """A callable that picks by the number of indices; ``sizes`` ascends and ends with None."""
+def by_size(index_dtype: torch.dtype, sizes: Sequence[tuple[int | None, Bound]], otherwise: Bound) -> Bound:
+    """A callable that picks by the number of indices, and hands those of another dtype to ``otherwise``.
+
+    Args:
+        index_dtype: Of the indices that it serves.
+        sizes: The largest number of indices of each callable, ascending, the last one None.
+        otherwise: Serves the other dtypes.
+    """
     *closed, (_, largest) = sizes
+
+    def always(indices: torch.Tensor) -> None:
+        if indices.dtype is index_dtype:
+            largest(indices)
+        else:
+            otherwise(indices)
+
     if not closed:
-        return largest
-    bounds = [bound for bound, _ in closed if bound is not None]
+        return always
+    # In bytes, which are an attribute, where the number of indices is a method call: 45 ns less.
+    bounds = [bound * index_dtype.itemsize for bound, _ in closed if bound is not None]
     calls = [call for _, call in closed]
     highest = bounds[-1]
 
     def dispatch(indices: torch.Tensor) -> None:
-        count = indices.numel()
-        # The largest calls first: theirs is the smallest share to lose on a lookup.
-        if count > highest:
-            largest(indices)
+        if indices.dtype is index_dtype:
+            size = indices.nbytes
+            if size > highest:
+                largest(indices)
+            else:
+                calls[bisect_left(bounds, size)](indices)
         else:
-            calls[bisect_left(bounds, count)](indices)
+            otherwise(indices)
 
     return dispatch
 
 
-def by_index_dtype(int32_call: Bound, int64_call: Bound) -> Bound:
-    """A callable that picks by the indices' dtype, and refuses any other."""
-    int32, int64 = torch.int32, torch.int64
-
-    def dispatch(indices: torch.Tensor) -> None:
-        dtype = indices.dtype
-        if dtype is int64:
-            int64_call(indices)
-        elif dtype is int32:
-            int32_call(indices)
-        else:
-            raise PoolError(f"indices must be int32 or int64, not {dtype}; cast them where they are made")
-
-    return dispatch
+def _refuse(indices: torch.Tensor) -> None:
+    raise PoolError(f"indices must be int32 or int64, not {indices.dtype}; cast them where they are made")

@@ -60,6 +60,7 @@ class Measurement(NamedTuple):
         weight: Share of the trace's calls that this size stands for.
         margin: Switch margin, the spread between fresh sandboxes included.
         noise_floor: Half-width of the interval of the default's ratio to itself.
+        ties: Labels of the candidates that cannot be told from this size's choice within the margin.
         candidates: All that took part, the fastest first.
     """
 
@@ -71,6 +72,7 @@ class Measurement(NamedTuple):
     weight: float
     margin: float
     noise_floor: float
+    ties: tuple[str, ...]
     candidates: tuple[CandidateMeasurement, ...]
 
 

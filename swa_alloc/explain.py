@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swa_alloc.errors import ProfileError
 from swa_alloc.strategies import candidate_label
 
 if TYPE_CHECKING:
@@ -89,9 +90,13 @@ def _decisions(decisions: Iterable[Decision], profile: StrategyProfile | None) -
 def _why(profile: StrategyProfile, decision: Decision, lower: int) -> str:
     if profile.provenance.method == "pinned":
         return ", pinned in the profile"
+    try:
+        found = measured(profile, decision, lower)
+    except ProfileError as error:
+        return f" ({error})"
     parts = [
         f"{candidate.ratio:.2f} of the default's time at {measurement.indices}"
-        for measurement, candidate in measured(profile, decision, lower)
+        for measurement, candidate in found
         if candidate.ratio is not None
     ]
     ties = f"; ties with {', '.join(decision.ties)}" if decision.ties else ""

@@ -1,0 +1,159 @@
+"""Valid profiles, documents and small helpers that several test modules build on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+
+from swa_alloc.evidence import CandidateMeasurement, Evidence, Ineligible, Measurement
+from swa_alloc.fingerprint import Fingerprint, fingerprint
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS
+from swa_alloc.profile import Decision, ProfileWorkload, Provenance, StrategyProfile
+
+CPU = torch.device("cpu")
+
+# The pool that the default profile was "measured" for.
+SIZE, PAGE_SIZE = 256, 4
+
+# A shared machine stalls now and then, so no deadline; and no database, since a test leaves nothing behind.
+PROPERTY = settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    # The fixtures that property tests take are constant during a test.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def here() -> Fingerprint:
+    """The fingerprint of the CPU that runs the test."""
+    return fingerprint(CPU)
+
+
+def elsewhere() -> Fingerprint:
+    """The fingerprint of a machine that differs in one deciding field, ``device_name``."""
+    return here()._replace(device_name="A CPU of another maker")
+
+
+def next_patch(version: str) -> str:
+    """``version`` with another third component: a patch-level difference."""
+    release = version.partition("+")[0].split(".")
+    return ".".join([*release[:2], "999"])
+
+
+def decide(
+    strategy: str,
+    *,
+    target: str = "token",
+    index_dtype: str = "int64",
+    max_indices: int | None = None,
+    params: dict[str, Any] | None = None,
+    ties: tuple[str, ...] = (),
+) -> Decision:
+    """One decision for clear."""
+    return Decision("clear", target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]
+
+
+def decide_all(strategy: str, params: dict[str, Any] | None = None) -> tuple[Decision, ...]:
+    """Decisions that give every call to one strategy."""
+    return tuple(
+        decide(strategy, target=target, index_dtype=dtype, params=params)
+        for target in OPERATIONS["clear"].targets
+        for dtype in INDEX_DTYPES
+    )
+
+
+def make_provenance(created: str = "2026-09-30T12:00:00Z", **changes: Any) -> Provenance:
+    """Where a test's profile says that it comes from."""
+    provenance = Provenance(
+        method="measured",
+        created=created,
+        measuring_s=1.5,
+        request="0123456789ab",
+        effort={"rounds": 64.0},
+        config={"device": "cpu", "calibration": {"budget_s": 5}},
+        overrides=("device=cpu",),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    return provenance._replace(**changes)
+
+
+def make_candidate(strategy: str = "index_fill", ratio: float | None = 1.0, **changes: Any) -> CandidateMeasurement:
+    """One candidate of a race."""
+    low, high = (None, None) if ratio is None else (ratio - 0.01, ratio + 0.01)
+    measured = CandidateMeasurement(strategy, {}, 1.0, 1.0, 1.0, 1.25, ratio, low, high, 64, 0, "complete")
+    return measured._replace(**changes)
+
+
+def make_evidence() -> Evidence:
+    """A race that ``index_put`` won, and a candidate that could not take part."""
+    race = Measurement(
+        operation="clear",
+        target="token",
+        index_dtype="int64",
+        indices=64,
+        layout="pages",
+        weight=0.5,
+        margin=0.03,
+        noise_floor=0.01,
+        candidates=(make_candidate("index_put", 0.75), make_candidate("index_fill"), make_candidate("scatter", None)),
+    )
+    out = Ineligible("clear", "token", "int64", "triton_fill", {"block": 256}, "unavailable", "Triton is not installed")
+    return Evidence((race,), (out,))
+
+
+def make_profile(
+    strategy: str = "index_put",
+    *,
+    size: int = SIZE,
+    page_size: int = PAGE_SIZE,
+    machine: Fingerprint | None = None,
+    decisions: tuple[Decision, ...] | None = None,
+    provenance: Provenance | None = None,
+    evidence: Evidence | None = None,
+    workload: str = "tests",
+) -> StrategyProfile:
+    """A profile for this machine, unless told otherwise, that gives every call to ``strategy``."""
+    return StrategyProfile(
+        fingerprint=machine or here(),
+        workload=ProfileWorkload(workload, size, page_size, 250.0, "ba9876543210"),
+        objective="latency",
+        decisions=decide_all(strategy) if decisions is None else decisions,
+        provenance=provenance or make_provenance(),
+        evidence=evidence or make_evidence(),
+    )
+
+
+def make_document() -> dict[str, Any]:
+    """A profile's file as JSON types, every kind of field in it."""
+    decisions = (
+        decide("index_put", max_indices=8, ties=("index_fill", "scatter")),
+        decide("index_copy", max_indices=512, params={"source": "slice"}),
+        decide("index_fill"),
+        decide("subscript_assign", target="page", index_dtype="int32"),
+    )
+    document: dict[str, Any] = json.loads(json.dumps(make_profile(decisions=decisions).document()))
+    return document
+
+
+def save_in(directory: Path, profile: StrategyProfile) -> Path:
+    """Save under the name that the stores expect."""
+    return profile.save(directory / f"{profile.key}.json")
+
+
+def write_json(path: Path, document: object) -> Path:
+    """Write anything as JSON, NaN included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message, which must be one line: it goes to a log and to stderr."""
+    message = str(error)
+    assert len(message.splitlines()) == 1, message
+    return message

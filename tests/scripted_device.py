@@ -1,0 +1,161 @@
+"""A device whose times come from a script, on a clock of its own: the search is tested for what it decides.
+
+Every call is really made, once a block, so that contract and results stay real; what it cost is made up. Nothing here
+depends on how fast or busy the machine is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from autotune.calibrate import measure
+from autotune.config import Calibration
+from autotune.devices import Call, Device, Sample
+from autotune.request import Request
+from swa_alloc.operations import Target
+from swa_alloc.profile import StrategyProfile
+from swa_alloc.strategies import Bound, Strategy, candidate_label
+from swa_alloc.trace import SCHEMA, Trace, TraceEntry
+
+DEFAULT = "index_fill"  # on a CPU
+
+Cost = Callable[[str, int], Any]  # label, number of indices -> microseconds a call, or a Sample
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Become the clock of the whole search."""
+        for module in ("search", "contest", "calibrate"):
+            monkeypatch.setattr(f"autotune.{module}.monotonic", self)
+        monkeypatch.setattr("autotune.screening.perf_counter", self)
+
+
+class ScriptedDevice(Device):
+    """A CPU on which a call costs what ``cost`` says, times drift and noise.
+
+    Args:
+        cost: From a candidate's label and the number of indices to what a call costs.
+        clock: Advances by what the calls cost.
+        noise: Standard deviation of the logarithm of each sample.
+        drift: Factor on every sample at a time in seconds since the start: a machine whose speed changes.
+    """
+
+    torch_device = torch.device("cpu")
+    default_objective = "latency"
+
+    def __init__(
+        self, cost: Cost, clock: Clock, *, noise: float = 0.0, drift: Callable[[float], float] = lambda _now: 1.0
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._start = clock.now
+        self._noise = noise
+        self._drift = drift
+        self._random = np.random.default_rng(12345)
+        self.timed: dict[str, int] = {}
+        self.free = 1 << 30
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def time(self, call: Call, block: Sequence[tuple[torch.Tensor, ...]]) -> Sample:
+        label = getattr(call, "label", DEFAULT)
+        self.timed[label] = self.timed.get(label, 0) + 1
+        call(*block[0])
+        cost = self._cost(label, block[0][0].numel())
+        sample = cost if isinstance(cost, Sample) else Sample(cost, cost, cost)
+        factor = math.exp(self._random.normal(0.0, self._noise)) * self._drift(self._clock.now - self._start)
+        us = sample.wall_us * factor
+        # An impossible time takes some time, too.
+        self._clock.advance((us if math.isfinite(us) and us > 0 else 10.0) * len(block) / 1e6)
+        return Sample(sample.host_us * factor, sample.device_us * factor, us)
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+class _Labelled:
+    """A bound strategy that the scripted device can tell from the others."""
+
+    def __init__(self, label: str, call: Bound) -> None:
+        self.label = label
+        self._call = call
+
+    def __call__(self, *arguments: torch.Tensor) -> Any:
+        return self._call(*arguments)
+
+
+class ScriptedStrategy(Strategy):
+    """A right strategy; a subclass sets ``name``, and ``clear`` where it does something else."""
+
+    name: ClassVar[str]
+
+    def __init__(self, **params: Any) -> None:
+        self.params = params
+
+    def bind(self, target: Target) -> Bound:
+        return _Labelled(candidate_label(self.name, self.params), self.clear(target))
+
+    def clear(self, target: Target) -> Bound:
+        table = target.table
+        return lambda indices: table.index_fill_(0, indices.to(torch.int64), 0)
+
+
+def named(name: str, **members: Any) -> type[ScriptedStrategy]:
+    """A subclass of ``ScriptedStrategy``."""
+    return type(name, (ScriptedStrategy,), {"name": name, **members})
+
+
+SETTINGS = Calibration(budget_s=5.0, sizes=6, passes=4, rounds=24)
+
+
+def request(
+    device: Device,
+    strategies: Sequence[str],
+    counts: Sequence[int] = (8, 64, 1024),
+    *,
+    page_size: int = 1,
+    settings: Calibration = SETTINGS,
+) -> Request:
+    """A request that races the default against these strategies, for token clears of these sizes."""
+    entries = tuple(TraceEntry("clear", "token", "int32", count, "scattered", 1.0) for count in counts)
+    trace = Trace(SCHEMA, 4096, page_size, entries)
+    return Request(device, "scripted", trace, 0.0, device.default_objective, settings, {"clear": tuple(strategies)}, {})
+
+
+def winners(profile: StrategyProfile) -> Mapping[tuple[str, str], set[str]]:
+    """The labels that each target and index dtype uses, whatever the size."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for decision in profile.decisions:
+        found.setdefault((decision.target, decision.index_dtype), set()).add(decision.label)
+    return found
+
+
+__all__ = [
+    "DEFAULT",
+    "SETTINGS",
+    "Clock",
+    "ScriptedDevice",
+    "ScriptedStrategy",
+    "measure",
+    "named",
+    "request",
+    "winners",
+]

@@ -1,0 +1,638 @@
+"""What the search decides, on a device whose times are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from scripted_device import (
+    DEFAULT,
+    SETTINGS,
+    Clock,
+    ScriptedDevice,
+    ScriptedStrategy,
+    measure,
+    named,
+    request,
+    winners,
+)
+
+from autotune.space import SMALL_SPACE, make_space
+from swa_alloc import register_strategy
+from swa_alloc.errors import CalibrationError
+from swa_alloc.evidence import Ineligible
+from swa_alloc.profile import StrategyProfile
+from swa_alloc.strategies import _registry
+
+Register = Callable[[type[ScriptedStrategy]], str]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    clock.rule(monkeypatch)
+    return clock
+
+
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Registers a strategy until the test ends."""
+    registered: list[str] = []
+
+    def add(cls: type[ScriptedStrategy]) -> str:
+        register_strategy(cls)
+        registered.append(cls.name)
+        return cls.name
+
+    yield add
+    for name in registered:
+        del _registry._registered["clear"][name]
+
+
+def costs(**us: float) -> Callable[[str, int], float]:
+    return lambda label, _count: us[label]
+
+
+def ineligible(profile: StrategyProfile, name: str) -> list[Ineligible]:
+    return [entry for entry in profile.evidence.ineligible if entry.strategy == name]
+
+
+# Who wins
+
+
+def test_the_fastest_strategy_wins_at_every_size(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    register(named("slower"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0, slower=9.0), clock, noise=0.02)
+    profile = measure(request(device, ["fast", "slower"]))
+    assert winners(profile) == {("token", "int32"): {"fast"}, ("token", "int64"): {"fast"}}
+    (decision,) = profile.decisions_for("clear", "token", "int32")
+    assert decision.ties == ()
+
+
+def test_each_size_gets_its_own_winner(clock: Clock, register: Register) -> None:
+    register(named("flat"))
+    # The two cost the same at 100 indices.
+    device = ScriptedDevice(lambda label, count: 5.0 + count / 20 if label == DEFAULT else 10.0, clock, noise=0.02)
+    profile = measure(request(device, ["flat"], counts=(8, 32, 256, 1024)))
+    small, large = profile.decisions_for("clear", "token", "int32")
+    assert (small.strategy, large.strategy) == (DEFAULT, "flat")
+    assert 64 < (small.max_indices or 0) < 160
+
+
+def test_a_machine_that_slows_down_does_not_change_the_winner(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    # Twice as slow every tenth of a second, while the difference is 12 %.
+    device = ScriptedDevice(
+        costs(index_fill=10.0, fast=8.8), clock, noise=0.02, drift=lambda now: 1 + 2 * math.sin(now * 60) ** 2
+    )
+    profile = measure(request(device, ["fast"]))
+    assert winners(profile) == {("token", "int32"): {"fast"}, ("token", "int64"): {"fast"}}
+    ratios = [c.ratio for m in profile.evidence.measurements for c in m.candidates if c.strategy == "fast"]
+    assert ratios == [pytest.approx(0.88, abs=0.03)] * len(ratios)
+
+
+@pytest.mark.parametrize("us", [9.9, 10.1])
+def test_one_percent_in_five_percent_noise_keeps_the_default(clock: Clock, register: Register, us: float) -> None:
+    register(named("alike"))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0, alike=us), clock, noise=0.05), ["alike"]))
+    for decision in profile.decisions:
+        assert decision.strategy == DEFAULT
+        assert decision.ties == ("alike",)
+
+
+def test_a_strategy_that_wins_only_at_the_median_does_not_win(clock: Clock, register: Register) -> None:
+    register(named("stalling"))
+    calls = 0
+
+    def cost(label: str, _count: int) -> float:
+        nonlocal calls
+        calls += 1
+        # Every fifth sample stalls, as OpenMP does in one process of twenty.
+        return 10.0 if label == DEFAULT else 10_000.0 if calls % 5 == 0 else 7.0
+
+    profile = measure(request(ScriptedDevice(cost, clock, noise=0.02), ["stalling"]))
+    assert {decision.strategy for decision in profile.decisions} == {DEFAULT}
+
+
+def test_the_same_times_give_the_same_decisions(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    register(named("alike"))
+
+    def decide() -> Any:
+        device = ScriptedDevice(costs(index_fill=10.0, fast=8.0, alike=10.0), clock, noise=0.03)
+        return measure(request(device, ["fast", "alike"])).decisions
+
+    assert decide() == decide()
+
+
+def test_both_targets_are_decided_where_pages_have_slots(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock)
+    profile = measure(request(device, ["fast"], counts=(16, 256), page_size=16))
+    expected = {(target, dtype): {"fast"} for target in ("token", "page") for dtype in ("int32", "int64")}
+    assert winners(profile) == expected
+
+
+# Who may not race
+
+
+def raising(_self: ScriptedStrategy, _target: Any) -> Any:
+    def clear(_indices: torch.Tensor) -> None:
+        raise ZeroDivisionError("a bug\nof two lines")
+
+    return clear
+
+
+def one_too_many(_self: ScriptedStrategy, target: Any) -> Any:
+    table = target.table
+
+    def clear(indices: torch.Tensor) -> None:
+        table.index_fill_(0, indices.to(torch.int64), 0)
+        if indices.numel() > 1:
+            table[0].zero_()
+
+    return clear
+
+
+def past_the_end(_self: ScriptedStrategy, target: Any) -> Any:
+    def clear(indices: torch.Tensor) -> None:
+        target.table.index_fill_(0, indices.to(torch.int64), 0)
+        target.mapping[-1:].zero_()
+
+    return clear
+
+
+def with_a_memory(_self: ScriptedStrategy, target: Any) -> Any:
+    mask = torch.zeros(target.table.shape[0], dtype=torch.bool)
+
+    def clear(indices: torch.Tensor) -> None:
+        # It forgets to reset its mask: right once, and wrong from the second call on.
+        mask[indices.to(torch.int64)] = True
+        target.table[mask] = 0
+
+    return clear
+
+
+@pytest.mark.parametrize(
+    ("clear", "reason", "detail"),
+    [
+        (raising, "raised", "ZeroDivisionError: a bug of two lines"),
+        (one_too_many, "wrong_result", "random indices: entry 0 became 0 and should be 1"),
+        (past_the_end, "wrong_result", "random indices: the sentinel became 0"),
+        (with_a_memory, "wrong_result", "duplicate indices: entry"),
+    ],
+)
+def test_a_strategy_that_fails_is_left_out_with_its_reason_and_the_rest_goes_on(
+    clock: Clock, register: Register, clear: Any, reason: str, detail: str
+) -> None:
+    register(named("fast"))
+    register(named("broken", clear=clear))
+    # It would win, were it right.
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0, broken=1.0), clock, noise=0.02)
+    profile = measure(request(device, ["broken", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    entries = ineligible(profile, "broken")
+    assert {(entry.target, entry.index_dtype) for entry in entries} == {("token", "int32"), ("token", "int64")}
+    for entry in entries:
+        assert entry.reason == reason
+        assert entry.detail.startswith(detail)
+    assert "broken" not in device.timed
+    assert ineligible(profile, "fast") == []
+
+
+def test_a_strategy_that_changes_its_indices_is_wrong(clock: Clock, register: Register) -> None:
+    def clear(_self: ScriptedStrategy, target: Any) -> Any:
+        def call(indices: torch.Tensor) -> None:
+            target.table.index_fill_(0, indices.to(torch.int64), 0)
+            indices.copy_(indices.flip(0))
+
+        return call
+
+    register(named("turning", clear=clear))
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, turning=1.0, fast=7.0), clock)
+    profile = measure(request(device, ["turning", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    for entry in ineligible(profile, "turning"):
+        assert (entry.reason, entry.detail) == ("wrong_result", "random indices: the indices were changed")
+    assert ineligible(profile, "turning")
+
+
+def test_a_call_beyond_its_limit_rules_a_strategy_out(clock: Clock, register: Register) -> None:
+    def clear(self: ScriptedStrategy, target: Any) -> Any:
+        right = ScriptedStrategy.clear(self, target)
+
+        def call(indices: torch.Tensor) -> None:
+            right(indices)
+            clock.advance(0.75)
+
+        return call
+
+    register(named("hanging", clear=clear))
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock)
+    profile = measure(request(device, ["hanging", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    for entry in ineligible(profile, "hanging"):
+        assert (entry.reason, entry.detail) == ("timed_out", "one call took 0.75 s and may take 0.5 s")
+
+
+def test_a_workspace_that_does_not_fit_rules_a_strategy_out_before_it_is_bound(clock: Clock, register: Register) -> None:
+    def bind(_self: ScriptedStrategy, _target: Any) -> Any:
+        pytest.fail("bound although there is no room")
+
+    register(named("huge", bind=bind, workspace_bytes=lambda _self, _target: 1 << 40))
+    register(named("fast"))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock), ["huge", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    for entry in ineligible(profile, "huge"):
+        assert entry.reason == "out_of_memory"
+        assert str(1 << 40) in entry.detail
+
+
+def test_running_out_of_memory_while_binding_is_called_that(clock: Clock, register: Register) -> None:
+    def bind(_self: ScriptedStrategy, _target: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    register(named("greedy", bind=bind))
+    register(named("fast"))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock), ["greedy", "fast"]))
+    assert {entry.reason for entry in ineligible(profile, "greedy")} == {"out_of_memory"}
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, 0.0, -3.0])
+def test_impossible_times_make_a_strategy_unmeasurable_and_never_a_winner(
+    clock: Clock, register: Register, nonsense: float
+) -> None:
+    register(named("odd"))
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, odd=nonsense, fast=7.0), clock)
+    profile = measure(request(device, ["odd", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    assert {entry.reason for entry in ineligible(profile, "odd")} == {"unmeasurable"}
+    for measurement in profile.evidence.measurements:
+        assert "odd" not in {candidate.strategy for candidate in measurement.candidates}
+
+
+def test_a_rare_impossible_time_is_dropped_and_counted(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    calls = 0
+
+    def cost(label: str, _count: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 10.0 if label == DEFAULT else -1.0 if calls % 40 == 0 else 7.0
+
+    profile = measure(request(ScriptedDevice(cost, clock, noise=0.02), ["fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    fast = [c for m in profile.evidence.measurements for c in m.candidates if c.strategy == "fast"]
+    assert sum(candidate.dropped for candidate in fast) > 0
+    assert ineligible(profile, "fast") == []
+
+
+def test_a_strategy_that_fails_only_while_it_is_timed_leaves_the_race(clock: Clock, register: Register) -> None:
+    calls = 0
+
+    def clear(self: ScriptedStrategy, target: Any) -> Any:
+        right = ScriptedStrategy.clear(self, target)
+
+        def call(indices: torch.Tensor) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 60:
+                raise RuntimeError("the device is gone")
+            right(indices)
+
+        return call
+
+    register(named("tiring", clear=clear))
+    register(named("fast"))
+    # As fast as the other, so that it has beaten nobody when it goes.
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0, tiring=7.0), clock, noise=0.02)
+    profile = measure(request(device, ["tiring", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    assert {entry.reason for entry in ineligible(profile, "tiring")} == {"raised"}
+    assert {entry.detail for entry in ineligible(profile, "tiring")} == {"RuntimeError: the device is gone"}
+
+
+def test_an_unavailable_strategy_says_why_and_gets_no_trial(clock: Clock, register: Register) -> None:
+    register(named("elsewhere", unavailable=lambda _self, _target: "no such chip"))
+    register(named("fast"))
+    storage = optuna.storages.InMemoryStorage()
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock)
+    profile = measure(request(device, ["elsewhere", "fast"]), studies=storage)
+    assert len(ineligible(profile, "elsewhere")) == 2
+    for entry in ineligible(profile, "elsewhere"):
+        assert (entry.reason, entry.detail) == ("unavailable", "no such chip")
+    assert optuna.get_all_study_names(storage)
+    for study in optuna.get_all_study_summaries(storage):
+        trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
+        assert "elsewhere" not in {trial.user_attrs["candidate"] for trial in trials}
+
+
+# The default itself
+
+
+def test_a_default_that_has_no_rival_is_measured_and_chosen(clock: Clock) -> None:
+    # As with strategies.include=[index_fill], or where everything else is unavailable.
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0), clock, noise=0.02), [DEFAULT]))
+    assert winners(profile) == {("token", "int32"): {DEFAULT}, ("token", "int64"): {DEFAULT}}
+    for measurement in profile.evidence.measurements:
+        (only,) = measurement.candidates
+        assert only.wall_us == pytest.approx(10.0, rel=0.05)
+        assert measurement.noise_floor > 0
+
+
+def test_a_default_whose_rivals_are_all_hopeless_is_measured_at_every_size(clock: Clock, register: Register) -> None:
+    register(named("hopeless"))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0, hopeless=99.0), clock), ["hopeless"]))
+    assert {decision.strategy for decision in profile.decisions} == {DEFAULT}
+    assert [m.indices for m in profile.evidence.measurements if m.index_dtype == "int32"] == [8, 64, 1024]
+    for measurement in profile.evidence.measurements:
+        assert DEFAULT in {candidate.strategy for candidate in measurement.candidates}
+
+
+def test_without_its_default_the_others_race_all_the_same(
+    clock: Clock, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on Ascend 310P, which has no index_fill_ (vllm-ascend PR 11337).
+    def bind(_self: Any, _target: Any) -> Any:
+        raise NotImplementedError("no index_fill here")
+
+    monkeypatch.setattr("swa_alloc.strategies._index_fill.IndexFill.bind", bind)
+    register(named("fast"))
+    register(named("slower"))
+    profile = measure(request(ScriptedDevice(costs(fast=7.0, slower=9.0), clock, noise=0.02), ["slower", "fast"]))
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+    assert {entry.reason for entry in ineligible(profile, DEFAULT)} == {"raised"}
+
+
+def test_a_default_that_fails_while_it_is_timed_is_not_the_choice(
+    clock: Clock, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def bind(_self: Any, target: Any) -> Any:
+        def call(indices: torch.Tensor) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 60:
+                raise RuntimeError("the device is gone")
+            target.table.index_fill_(0, indices.to(torch.int64), 0)
+
+        return call
+
+    monkeypatch.setattr("swa_alloc.strategies._index_fill.IndexFill.bind", bind)
+    register(named("fast"))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock, noise=0.02), ["fast"]))
+    assert {entry.reason for entry in ineligible(profile, DEFAULT)} == {"raised"}
+    assert {decision.strategy for decision in profile.decisions} == {"fast"}
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, 0.0, -1.0])
+def test_a_timer_that_only_gives_nonsense_is_a_calibration_error(
+    clock: Clock, register: Register, nonsense: float
+) -> None:
+    # pytorch issue 193658: a timer returned negative or infinite times.
+    register(named("fast"))
+    device = ScriptedDevice(lambda _label, _count: nonsense, clock)
+    with pytest.raises(CalibrationError, match="nothing could be measured"):
+        measure(request(device, ["fast"]))
+
+
+def test_a_device_that_dies_is_a_calibration_error(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+
+    def cost(_label: str, _count: int) -> float:
+        raise RuntimeError("device lost")
+
+    with pytest.raises(CalibrationError, match="device lost"):
+        measure(request(ScriptedDevice(cost, clock), ["fast"]))
+
+
+def test_a_device_that_dies_half_way_is_an_error_and_no_crash(clock: Clock, register: Register) -> None:
+    # Default and challenger fail in one and the same round.
+    register(named("fast"))
+    calls = 0
+
+    def cost(label: str, _count: int) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 100:
+            raise RuntimeError("device lost")
+        return 10.0 if label == DEFAULT else 7.0
+
+    with pytest.raises(CalibrationError, match="device lost"):
+        measure(request(ScriptedDevice(cost, clock, noise=0.02), ["fast"]))
+
+
+def test_no_room_for_the_table_is_a_calibration_error_before_anything_is_bound(clock: Clock) -> None:
+    device = ScriptedDevice(costs(index_fill=10.0), clock)
+    device.free = 100
+    with pytest.raises(CalibrationError, match=r"32784 bytes, and 100 are free"):
+        measure(request(device, []))
+    assert device.timed == {}
+
+
+def test_a_budget_that_is_gone_before_anything_was_timed_is_a_calibration_error(clock: Clock) -> None:
+    device = ScriptedDevice(lambda _label, _count: 2e6, clock)
+    with pytest.raises(CalibrationError, match=r"within 0\.1 s on cpu; raise calibration\.budget_s"):
+        measure(request(device, [], settings=replace(SETTINGS, budget_s=0.1)))
+
+
+# What Optuna is asked
+
+
+def suggest_block(trial: Any) -> dict[str, Any]:
+    return {"block": trial.suggest_int("block", 1, 64)}
+
+
+def by_block(label: str, _count: int) -> float:
+    """10 us for the default; the strategy is best, at 6 us, with a block of 40, and worst, at 12, far from it."""
+    if label == DEFAULT:
+        return 10.0
+    block = int(label.partition("=")[2].rstrip(")")) if "=" in label else 1
+    return 6.0 + min(6.0, abs(block - 40) / 4)
+
+
+def test_a_large_space_is_proposed_by_optuna_and_a_better_candidate_is_found(clock: Clock, register: Register) -> None:
+    register(named("blocky", suggest=staticmethod(suggest_block)))
+    device = ScriptedDevice(by_block, clock, noise=0.01)
+    profile = measure(request(device, ["blocky"], counts=(64,)))
+    tried = {label for label in device.timed if label.startswith("blocky(")}
+    # More than a few, and far from all 64.
+    assert 4 <= len(tried) <= 32
+    for decision in profile.decisions:
+        assert decision.strategy == "blocky"
+        assert by_block(decision.label, 64) < 10.0
+
+
+def test_a_small_space_is_raced_completely(clock: Clock, register: Register) -> None:
+    choices = tuple(range(8))
+    register(
+        named(
+            "small",
+            suggest=staticmethod(lambda trial: {"way": trial.suggest_categorical("way", choices)}),
+        )
+    )
+    device = ScriptedDevice(
+        lambda label, _count: 10.0 if label == DEFAULT else 7.0 if label == "small(way=5)" else 9.9, clock, noise=0.01
+    )
+    profile = measure(request(device, ["small"]))
+    assert set(device.timed) == {DEFAULT, *(f"small(way={way})" for way in choices)}
+    assert {decision.label for decision in profile.decisions} == {"small(way=5)"}
+    assert {tuple(decision.params.items()) for decision in profile.decisions} == {(("way", 5),)}
+
+
+def test_a_space_is_small_up_to_its_limit(register: Register) -> None:
+    # The default is one candidate.
+    for name, count in (("fits", SMALL_SPACE - 1), ("exceeds", SMALL_SPACE)):
+        register(
+            named(
+                name,
+                suggest=staticmethod(lambda trial, count=count: {"way": trial.suggest_int("way", 1, count)}),
+            )
+        )
+    fits, exceeds = make_space("clear", DEFAULT, ["fits"]), make_space("clear", DEFAULT, ["exceeds"])
+    assert (fits.open, len(fits.fixed)) == ((), SMALL_SPACE)
+    assert exceeds.open == ("exceeds",)
+    assert [candidate.label for candidate in exceeds.fixed] == [DEFAULT, "exceeds"]
+
+
+def test_questions_that_depend_on_answers_make_every_point_once(register: Register) -> None:
+    def suggest(trial: Any) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ("plain", "blocks"))
+        return {"kind": kind, **({"block": trial.suggest_int("block", 1, 3)} if kind == "blocks" else {})}
+
+    register(named("nested", suggest=staticmethod(suggest)))
+    labels = [candidate.label for candidate in make_space("clear", DEFAULT, ["nested"]).fixed]
+    assert labels == [
+        DEFAULT,
+        "nested(block=1, kind=blocks)",
+        "nested(block=2, kind=blocks)",
+        "nested(block=3, kind=blocks)",
+        "nested(kind=plain)",
+    ]
+
+
+def test_a_journal_can_be_opened_again_and_tells_what_became_of_every_trial(
+    clock: Clock, register: Register, tmp_path: Path
+) -> None:
+    register(named("fast"))
+    register(named("slow"))
+    register(named("broken", clear=one_too_many))
+    journal = tmp_path / "study.journal"
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0, slow=25.0), clock, noise=0.02)
+    measure(
+        request(device, ["fast", "slow", "broken"], counts=(8, 512)),
+        studies=JournalStorage(JournalFileBackend(str(journal))),
+    )
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    names = optuna.get_all_study_names(storage)
+    assert len(names) == 4
+    assert len({name.rpartition("-")[0] for name in names}) == 4
+    for name in names:
+        trials = {t.user_attrs["candidate"]: t for t in optuna.load_study(study_name=name, storage=storage).trials}
+        states = {label: trial.state for label, trial in trials.items()}
+        assert states == {
+            DEFAULT: TrialState.COMPLETE,
+            "fast": TrialState.COMPLETE,
+            "slow": TrialState.PRUNED,
+            "broken": TrialState.FAIL,
+        }
+        assert trials["fast"].value == pytest.approx(7.0, rel=0.05)
+        assert trials["broken"].user_attrs["reason"] == "wrong_result"
+        assert "entry 0 became 0" in trials["broken"].user_attrs["detail"]
+        assert trials["fast"].intermediate_values
+
+
+def test_a_pruned_candidate_never_wins(clock: Clock, register: Register) -> None:
+    # Hopeless at first, and the fastest from then on: it has left by then.
+    register(named("late"))
+    register(named("steady"))
+    seen: dict[int, int] = {}
+
+    def cost(label: str, count: int) -> float:
+        if label != "late":
+            return 10.0 if label == DEFAULT else 9.0
+        seen[count] = seen.get(count, 0) + 1
+        return 100.0 if seen[count] <= 12 else 1.0
+
+    profile = measure(request(ScriptedDevice(cost, clock, noise=0.02), ["late", "steady"]))
+    assert {decision.strategy for decision in profile.decisions} == {"steady"}
+
+
+# What it costs
+
+
+def test_the_budget_is_kept(clock: Clock, register: Register) -> None:
+    # A sample takes a tenth of a millisecond, and more rounds are asked for than there is time.
+    for number in range(6):
+        register(named(f"way{number}"))
+    device = ScriptedDevice(lambda _label, _count: 30.0, clock, noise=0.05)
+    start = clock.now
+    settings = replace(SETTINGS, budget_s=0.3, rounds=10_000)
+    profile = measure(request(device, [f"way{number}" for number in range(6)], counts=(8, 64, 512), settings=settings))
+    assert 0.27 <= clock.now - start <= 0.33
+    assert profile.provenance.measuring_s == pytest.approx(clock.now - start, abs=1e-3)
+    # However little there was, it was enough for every size.
+    assert {m.indices for m in profile.evidence.measurements if m.index_dtype == "int32"} == {8, 64, 512}
+
+
+def test_slow_candidates_do_not_overrun_the_budget(clock: Clock, register: Register) -> None:
+    # Each call stays below the limit that would rule it out.
+    for number in range(4):
+        register(named(f"way{number}"))
+    device = ScriptedDevice(lambda label, _count: 1000.0 if label == DEFAULT else 100_000.0, clock)
+    start = clock.now
+    settings = replace(SETTINGS, budget_s=5.0)
+    counts = (8, 16, 32, 64, 512, 1024)
+    profile = measure(request(device, [f"way{number}" for number in range(4)], counts=counts, settings=settings))
+    assert clock.now - start <= 5.5
+    assert {decision.strategy for decision in profile.decisions} == {DEFAULT}
+
+
+def test_nothing_more_is_measured_once_every_interval_is_narrow(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock)
+    start = clock.now
+    measure(request(device, ["fast"], settings=replace(SETTINGS, budget_s=60.0, rounds=1000)))
+    assert clock.now - start < 1.0
+
+
+def test_progress_is_told_and_never_falls(clock: Clock, register: Register) -> None:
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock, noise=0.2)
+    told: list[float] = []
+    measure(request(device, ["fast"], settings=replace(SETTINGS, budget_s=0.2, rounds=1000)), told.append)
+    assert told == sorted(told)
+    assert told[0] == pytest.approx(0, abs=1e-9)
+    assert 0.9 < told[-1] <= 1
+
+
+def test_a_border_is_refined_only_where_a_wrong_one_costs(clock: Clock, register: Register) -> None:
+    register(named("flat"))
+    # Far apart at 16 and at 1024; equal at 128.
+    device = ScriptedDevice(lambda label, count: 4.0 + count / 16 if label == DEFAULT else 12.0, clock, noise=0.01)
+    profile = measure(request(device, ["flat"], counts=(16, 1024)))
+    sizes = [m.indices for m in profile.evidence.measurements if m.index_dtype == "int32"]
+    assert 128 in sizes
+    assert len(sizes) > 2
+    weights = {m.indices: m.weight for m in profile.evidence.measurements if m.index_dtype == "int32"}
+    assert weights[16] == weights[1024] == 0.5
+    assert weights[128] == 0
+
+    near = ScriptedDevice(costs(index_fill=10.0, flat=7.0), clock)
+    profile = measure(request(near, ["flat"], counts=(16, 1024)))
+    assert [m.indices for m in profile.evidence.measurements if m.index_dtype == "int32"] == [16, 1024]

@@ -1,0 +1,218 @@
+"""Playing a workload: the trace holds the clears that an engine under that traffic makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autotune.workload
+from autotune.config import Caller, Workload
+from autotune.workload import play, trace_of
+from swa_alloc import SWATokenToKVPoolAllocator
+from swa_alloc.errors import TraceError
+from swa_alloc.trace import SCHEMA, Trace, TraceEntry
+
+LOAD = Workload(
+    name="small",
+    size=4096,
+    size_swa=2048,
+    page_size=4,
+    window=32,
+    running_requests=6,
+    prompt_tokens=120,
+    output_tokens=200,
+    prefill_chunk=64,
+    eviction_interval=16,
+    decode_steps=250,
+    backlog_us=0.0,
+)
+
+
+def entries(trace: Trace, target: str) -> list[TraceEntry]:
+    return [entry for entry in trace.entries if entry.target == target]
+
+
+def slots(found: list[TraceEntry]) -> float:
+    return sum(entry.count * entry.weight for entry in found)
+
+
+def calls(found: list[TraceEntry]) -> float:
+    return sum(entry.weight for entry in found)
+
+
+@pytest.fixture
+def allocators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SWATokenToKVPoolAllocator]]:
+    """The allocators that workloads are played on."""
+    made: list[SWATokenToKVPoolAllocator] = []
+
+    class Watched(SWATokenToKVPoolAllocator):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(autotune.workload, "SWATokenToKVPoolAllocator", Watched)
+    yield made
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+def test_the_allocator_ends_empty(
+    allocators: list[SWATokenToKVPoolAllocator], caller: Caller, page_size: int
+) -> None:
+    trace = play(replace(LOAD, caller=caller, page_size=page_size))
+    (allocator,) = allocators
+    assert (allocator.full_available_size(), allocator.swa_available_size()) == (LOAD.size, LOAD.size_swa)
+    mapping = allocator.full_to_swa_index_mapping
+    assert int(mapping[-1]) == -1
+    assert not mapping[:-1].any()
+    assert (trace.size, trace.page_size) == (LOAD.size, page_size)
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+def test_rows_of_the_request_table_are_int32(caller: Caller) -> None:
+    assert {entry.index_dtype for entry in play(replace(LOAD, caller=caller)).entries} == {"int32"}
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+def test_a_page_clear_is_entered_for_both_targets(caller: Caller) -> None:
+    trace = play(replace(LOAD, caller=caller))
+    tokens, pages = entries(trace, "token"), entries(trace, "page")
+    by_count = {entry.count: 0.0 for entry in tokens}
+    for entry in tokens:
+        assert entry.count % LOAD.page_size == 0
+        assert entry.layout in ("run", "pages")
+        by_count[entry.count] += entry.weight
+    expected: dict[int, float] = {}
+    for entry in pages:
+        assert entry.layout in ("run", "scattered")
+        expected[entry.count * LOAD.page_size] = expected.get(entry.count * LOAD.page_size, 0.0) + entry.weight
+    assert by_count == expected
+
+
+def test_there_are_no_pages_where_pages_are_slots() -> None:
+    trace = play(replace(LOAD, page_size=1))
+    assert entries(trace, "page") == []
+    assert entries(trace, "token")
+
+
+def test_sglang_evicts_one_request_at_a_time_by_at_least_the_interval() -> None:
+    # Prompts inside the window and no end: nothing but evictions while decoding, and the requests' ends.
+    load = replace(
+        LOAD, prompt_tokens=4, output_tokens=2000, decode_steps=200, eviction_interval=16, running_requests=3
+    )
+    found = entries(play(load), "token")
+    counts = {entry.count: 0.0 for entry in found}
+    for entry in found:
+        counts[entry.count] += entry.weight
+    evictions = counts.pop(16)
+    # 200 steps outgrow a window of 32 by 160 tokens or a little more: ten evictions of each of three requests.
+    assert evictions == pytest.approx(30, abs=3)
+    # Whatever else there is, is what the three held at their ends: the window, and less than an interval and a page.
+    assert sum(counts.values()) == 3
+    assert all(count <= 32 + 16 + 2 * load.page_size for count in counts)
+
+
+def test_swa_alloc_clears_for_all_requests_of_a_step_at_once() -> None:
+    one_by_one, batched = play(LOAD), play(replace(LOAD, caller=Caller.swa_alloc))
+    assert calls(entries(batched, "page")) < calls(entries(one_by_one, "page"))
+    # The same slots are cleared either way.
+    assert slots(entries(batched, "token")) == slots(entries(one_by_one, "token"))
+    largest = max(entry.count for entry in entries(one_by_one, "token"))
+    assert max(entry.count for entry in entries(batched, "token")) > largest
+
+
+def test_no_clear_is_larger_than_a_request_with_sglang() -> None:
+    load = replace(LOAD, prompt_tokens=100, output_tokens=50)
+    # Lengths spread by half of the mean on either side.
+    longest = 150 + 75
+    assert max(entry.count for entry in entries(play(load), "token")) <= longest + load.page_size
+
+
+def test_a_larger_interval_makes_fewer_and_larger_clears() -> None:
+    often, seldom = play(LOAD), play(replace(LOAD, eviction_interval=64))
+    assert calls(entries(seldom, "token")) < calls(entries(often, "token"))
+    assert slots(entries(seldom, "token")) == slots(entries(often, "token"))
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+def test_playing_twice_gives_the_same_trace(caller: Caller) -> None:
+    load = replace(LOAD, caller=caller)
+    first = play(load)
+    assert play(load) == first
+    assert play(load).digest == first.digest
+
+
+def test_another_traffic_gives_another_trace() -> None:
+    assert play(LOAD).digest != play(replace(LOAD, output_tokens=201)).digest
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+def test_pools_smaller_than_a_request_get_requests_that_fit(
+    allocators: list[SWATokenToKVPoolAllocator], caller: Caller
+) -> None:
+    trace = play(replace(LOAD, size=64, size_swa=16, prompt_tokens=10_000, caller=caller))
+    assert max(entry.count for entry in trace.entries) <= 16
+    assert allocators[0].available_size() == 16
+
+
+def test_a_recorded_trace_takes_the_place_of_playing(tmp_path: Path) -> None:
+    recorded = Trace(SCHEMA, 640, 64, (TraceEntry("clear", "page", "int64", 3, "scattered", 2.0),))
+    path = recorded.save(tmp_path / "clears.json")
+    assert trace_of(replace(LOAD, path=str(path))) == recorded
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": "swa_alloc.trace/9"}'])
+def test_a_trace_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "clears.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(TraceError, match=r"clears\.json"):
+        trace_of(replace(LOAD, path=str(path)))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    page_size = draw(st.sampled_from([1, 2, 8]))
+    return Workload(
+        name="any",
+        caller=draw(st.sampled_from(list(Caller))),
+        size=page_size * draw(st.integers(1, 40)),
+        size_swa=page_size * draw(st.integers(1, 40)),
+        page_size=page_size,
+        window=draw(st.integers(1, 40)),
+        running_requests=draw(st.integers(1, 5)),
+        prompt_tokens=draw(st.integers(1, 60)),
+        output_tokens=draw(st.integers(1, 60)),
+        prefill_chunk=draw(st.integers(1, 60)),
+        eviction_interval=draw(st.integers(1, 40)),
+        decode_steps=draw(st.integers(1, 30)),
+        backlog_us=0.0,
+    )
+
+
+@given(load=workloads())
+@settings(max_examples=100, deadline=None)
+def test_any_traffic_on_any_pools_can_be_played_and_loses_no_slot(load: Workload) -> None:
+    made: list[SWATokenToKVPoolAllocator] = []
+    real = autotune.workload.SWATokenToKVPoolAllocator
+
+    def watched(*args: Any, **kwargs: Any) -> SWATokenToKVPoolAllocator:
+        made.append(real(*args, **kwargs))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autotune.workload, "SWATokenToKVPoolAllocator", watched)
+        trace = play(load)
+    (allocator,) = made
+    assert (allocator.full_available_size(), allocator.swa_available_size()) == (load.size, load.size_swa)
+    for pool in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        pages = pool.get_all_free_pages().tolist()
+        assert sorted(pages) == list(range(1, pool.size // load.page_size + 1))
+    # Also raises for counts that the pools could not hold.
+    trace.check()
