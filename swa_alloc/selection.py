@@ -217,7 +217,10 @@ def _when_missing(
     overrides: Overrides,
     tolerate: Callable[[SWAAllocError], None],
 ) -> Mapping[Key, Choice]:
-    command = f"python -m autotune device={device.type} workload.size={size} workload.page_size={page_size}"
+    # An AMD GPU is cuda to PyTorch and rocm to the command; auto finds any accelerator.
+    where = "cpu" if device.type == "cpu" else "auto"
+    pools = f"workload.size={size} workload.size_swa={size} workload.page_size={page_size}"
+    command = f"python -m autotune device={where} workload=default {pools}"
     try:
         on_missing = parse_on_missing(overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate")
     except ProfileError as error:

@@ -321,14 +321,14 @@ def test_an_installed_package_adds_a_strategy_and_a_broken_one_only_warns(tmp_pa
 
 # --- Triton, under its own interpreter
 
-# A block smaller than most cases, so that several programs share one call, and the ones that are searched.
+# A block that most page clears fill several times over, so that programs share a call, and one that none fills.
 TRITON_CONTRACT = """
 import pytest
 from strategy_contract import StrategyContract
 from swa_alloc.strategies import create
 
 class TestTritonFill(StrategyContract):
-    @pytest.fixture(params=[8, 128, 1024], ids=lambda block: f"block={block}")
+    @pytest.fixture(params=[32, 1024], ids=lambda block: f"block={block}")
     def strategy(self, request):
         return create("clear", "triton_fill", {"block": request.param, "num_warps": 1})
 """

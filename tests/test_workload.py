@@ -104,7 +104,13 @@ def test_there_are_no_pages_where_pages_are_slots() -> None:
 def test_sglang_evicts_one_request_at_a_time_by_at_least_the_interval() -> None:
     # Prompts inside the window and no end: nothing but evictions while decoding, and the requests' ends.
     load = replace(
-        LOAD, prompt_tokens=4, output_tokens=2000, decode_steps=200, eviction_interval=16, running_requests=3
+        LOAD,
+        size=16384,
+        size_swa=16384,
+        prompt_tokens=4,
+        output_tokens=2000,
+        decode_steps=200,
+        running_requests=3,
     )
     found = entries(play(load), "token")
     counts = {entry.count: 0.0 for entry in found}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from autotune.config import ConfigError
 from autotune.devices._base import Call, Device, Sample
-from autotune.devices.accelerator import open_accelerator, open_cuda, open_rocm, open_xpu
+from autotune.devices.accelerator import CUDA, ROCM, XPU, open_accelerator, open_gpu
 from autotune.devices.auto import open_auto
 from autotune.devices.cpu import open_cpu
 from autotune.devices.npu import open_npu
@@ -22,10 +23,10 @@ __all__ = ["Call", "Device", "Sample", "open_device", "open_torch_device", "regi
 _OPENERS: dict[str, Callable[[int], Device]] = {
     "auto": open_auto,
     "cpu": open_cpu,
-    "cuda": open_cuda,
+    "cuda": partial(open_gpu, CUDA),
     "npu": open_npu,
-    "rocm": open_rocm,
-    "xpu": open_xpu,
+    "rocm": partial(open_gpu, ROCM),
+    "xpu": partial(open_gpu, XPU),
 }
 
 

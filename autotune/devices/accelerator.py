@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -82,45 +83,45 @@ def open_accelerator(device: torch.device) -> Device:
     return Accelerator(torch.device(device.type, index))
 
 
-def open_cuda(index: int) -> Device:
-    """An NVIDIA GPU.
+@dataclass(frozen=True)
+class Gpu:
+    """A make of GPU, as PyTorch is built for it.
+
+    Attributes:
+        kind: Its name in ``conf/device``.
+        device_type: PyTorch's name; AMD's GPUs are cuda to it.
+        product: For people.
+        build: The build of PyTorch that drives it.
+        version: That build's version of the make's software; None in another build.
+        tool: Lists the GPUs of a machine.
+    """
+
+    kind: str
+    device_type: str
+    product: str
+    build: str
+    version: str | None
+    tool: str
+
+
+CUDA = Gpu("cuda", "cuda", "NVIDIA GPU", "a CUDA", torch.version.cuda, "nvidia-smi")
+ROCM = Gpu("rocm", "cuda", "AMD GPU", "a ROCm", torch.version.hip, "rocm-smi")
+XPU = Gpu("xpu", "xpu", "Intel GPU", "an XPU", torch.version.xpu, "xpu-smi")
+
+
+def open_gpu(gpu: Gpu, index: int) -> Device:
+    """A GPU of that make.
 
     Raises:
         DeviceError: PyTorch or the machine has none.
     """
-    if torch.version.cuda is None:
-        raise DeviceError(f"device=cuda needs a CUDA build of PyTorch, and this is {torch.__version__}; {_INSTALL}")
-    return _open("cuda", "NVIDIA GPU", "nvidia-smi", index)
-
-
-def open_rocm(index: int) -> Device:
-    """An AMD GPU; PyTorch calls its device type cuda.
-
-    Raises:
-        DeviceError: PyTorch or the machine has none.
-    """
-    if torch.version.hip is None:
-        raise DeviceError(f"device=rocm needs a ROCm build of PyTorch, and this is {torch.__version__}; {_INSTALL}")
-    return _open("cuda", "AMD GPU", "rocm-smi", index)
-
-
-def open_xpu(index: int) -> Device:
-    """An Intel GPU.
-
-    Raises:
-        DeviceError: PyTorch or the machine has none.
-    """
-    if torch.version.xpu is None:
-        raise DeviceError(f"device=xpu needs an XPU build of PyTorch, and this is {torch.__version__}; {_INSTALL}")
-    return _open("xpu", "Intel GPU", "xpu-smi", index)
-
-
-_INSTALL = "install one, or use device=cpu"
-
-
-def _open(device_type: str, product: str, tool: str, index: int) -> Device:
-    if not torch.get_device_module(device_type).is_available():
+    if gpu.version is None:
         raise DeviceError(
-            f"PyTorch finds no {product} on this machine; check that `{tool}` lists one, or use device=cpu"
+            f"device={gpu.kind} needs {gpu.build} build of PyTorch, and this is {torch.__version__}; "
+            "install one, or use device=cpu"
         )
-    return open_accelerator(torch.device(device_type, index))
+    if not torch.get_device_module(gpu.device_type).is_available():
+        raise DeviceError(
+            f"PyTorch finds no {gpu.product} on this machine; check that `{gpu.tool}` lists one, or use device=cpu"
+        )
+    return open_accelerator(torch.device(gpu.device_type, index))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swa_alloc.strategies._base import Bound, Strategy, Trial, on_int64
-from swa_alloc.strategies._zero_rows import ZeroRows
+from swa_alloc.strategies._base import Bound, on_int64
+from swa_alloc.strategies._zero_rows import CopyZeros
 
 if TYPE_CHECKING:
     import torch
@@ -13,31 +13,15 @@ if TYPE_CHECKING:
     from swa_alloc.operations import Target
 
 
-class IndexCopy(Strategy):
-    """``table.index_copy_(0, indices, zeros)``. PyTorch takes int64 indices only.
-
-    Args:
-        source: Where the zeros come from; see ``ZeroRows``.
-    """
+class IndexCopy(CopyZeros):
+    """``table.index_copy_(0, indices, zeros)``. PyTorch takes int64 indices only."""
 
     name = "index_copy"
-
-    def __init__(self, source: str = "expand") -> None:
-        self._zero_rows = ZeroRows(source)
-
-    @classmethod
-    def suggest(cls, trial: Trial) -> dict[str, Any]:
-        """See ``Strategy.suggest``."""
-        return ZeroRows.suggest(trial)
-
-    def workspace_bytes(self, target: Target) -> int:
-        """See ``Strategy.workspace_bytes``."""
-        return self._zero_rows.bytes(target)
 
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""
         index_copy_ = target.table.index_copy_
-        zeros = self._zero_rows.bind(target)
+        zeros = self.zero_rows(target)
 
         def clear(indices: torch.Tensor) -> None:
             index_copy_(0, indices, zeros(indices.numel()))

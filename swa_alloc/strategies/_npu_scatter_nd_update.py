@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swa_alloc.strategies._base import Bound, Strategy, Trial
-from swa_alloc.strategies._zero_rows import ZeroRows
+from swa_alloc.strategies._base import Bound
+from swa_alloc.strategies._zero_rows import CopyZeros
 
 if TYPE_CHECKING:
     import torch
@@ -14,24 +14,13 @@ if TYPE_CHECKING:
     from swa_alloc.operations import Target
 
 
-class NpuScatterNdUpdate(Strategy):
+class NpuScatterNdUpdate(CopyZeros):
     """``npu_scatter_nd_update_(table, indices[:, None], zeros)``. Takes int32 and int64 indices.
 
     SGLang sets its mapping with it on Ascend (sglang/srt/mem_cache/allocator/swa.py, 0.5.23).
-
-    Args:
-        source: Where the zeros come from; see ``ZeroRows``.
     """
 
     name = "npu_scatter_nd_update"
-
-    def __init__(self, source: str = "slice") -> None:
-        self._zero_rows = ZeroRows(source)
-
-    @classmethod
-    def suggest(cls, trial: Trial) -> dict[str, Any]:
-        """See ``Strategy.suggest``."""
-        return ZeroRows.suggest(trial)
 
     def unavailable(self, target: Target) -> str | None:
         """See ``Strategy.unavailable``."""
@@ -40,10 +29,6 @@ class NpuScatterNdUpdate(Strategy):
         # An npu tensor without the package comes from another backend of that name.
         return None if "torch_npu" in sys.modules else "torch_npu is not imported"
 
-    def workspace_bytes(self, target: Target) -> int:
-        """See ``Strategy.workspace_bytes``."""
-        return self._zero_rows.bytes(target)
-
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""
         # Importable on Ascend machines only.
@@ -51,7 +36,7 @@ class NpuScatterNdUpdate(Strategy):
 
         npu_scatter_nd_update_ = torch_npu.npu_scatter_nd_update_
         table = target.table
-        zeros = self._zero_rows.bind(target)
+        zeros = self.zero_rows(target)
 
         def clear(indices: torch.Tensor) -> None:
             count = indices.numel()
