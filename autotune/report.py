@@ -15,12 +15,12 @@ from rich.table import Table
 
 from autotune.config import Format
 from swa_alloc.explain import measured, ranges, span
-from swa_alloc.operations import OPERATIONS
+from swa_alloc.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
     from autotune.once import Outcome
     from swa_alloc.evidence import CandidateMeasurement, Measurement
-    from swa_alloc.profile import Decision, StrategyProfile
+    from swa_alloc.profile import StrategyProfile
 
 # Wide enough for every column: a file or a pipe has no width of its own.
 _PLAIN_WIDTH = 240
@@ -53,11 +53,11 @@ _PRINT: Mapping[Format, Callable[[Outcome], None]] = MappingProxyType(
 
 
 def _write(outcome: Outcome, console: Console) -> None:
-    for line in _heading(outcome.profile):
-        console.print(line, highlight=False, markup=False)
-    console.print(_table(outcome.profile, box.SIMPLE if console.is_terminal else None))
-    for line in (*_summary(outcome.profile), _whereabouts(outcome)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    profile = outcome.profile
+    style = box.SIMPLE if console.is_terminal else None
+    tables = [_table(profile, operation, style) for operation in OPERATIONS.values()]
+    for part in (*_heading(profile), *tables, *_summary(profile), _whereabouts(outcome)):
+        console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
 
 def _heading(profile: StrategyProfile) -> Iterator[str]:
@@ -73,64 +73,59 @@ def _heading(profile: StrategyProfile) -> Iterator[str]:
         yield "pinned    by hand, nothing was measured"
 
 
-def _table(profile: StrategyProfile, style: box.Box | None) -> Table:
+def _table(profile: StrategyProfile, operation: Operation, style: box.Box | None) -> Table:
+    """A row for each measured size, under the decision that serves it."""
     table = Table(box=style, pad_edge=False)
-    for name in ("clears", "indices", "serves", "strategy"):
-        table.add_column(name)
-    for name in ("time", "default's", "ratio (99 % interval)"):
-        table.add_column(name, justify="right")
-    table.add_column("ties with")
-    for decision, lower in _ranges(profile):
-        what = f"{decision.operation}.{decision.target} {decision.index_dtype}"
-        serves = span(lower, decision.max_indices)
+    table.add_column(operation.name, no_wrap=True)
+    table.add_column("strategy", overflow="fold")
+    for name in ("at", "us", "default us", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for decision, lower in ranges([d for d in profile.decisions if d.operation == operation.name]):
+        serves = f"{decision.target} {decision.index_dtype}, {span(lower, decision.max_indices)}"
+        label = decision.label
         found = measured(profile, decision, lower)
         if not found:
-            table.add_row(what, "", serves, decision.label)
+            table.add_row(serves, label)
         for measurement, candidate in found:
-            table.add_row(
-                what,
-                str(measurement.indices),
-                serves,
-                decision.label,
-                f"{candidate.wall_us:.2f} us",
-                _default_time(profile, measurement),
-                _ratio(candidate),
-                ", ".join(measurement.ties),
-            )
-            what = serves = ""
+            default = _default_us(profile, measurement)
+            table.add_row(serves, label, str(measurement.indices), _us(candidate), default, _ratio(candidate))
+            serves = label = ""
     return table
 
 
-def _ranges(profile: StrategyProfile) -> Iterator[tuple[Decision, int]]:
-    for operation in OPERATIONS.values():
-        for target in operation.targets:
-            of_target = [d for d in profile.decisions if (d.operation, d.target) == (operation.name, target)]
-            yield from ranges(of_target)
-
-
-def _default_time(profile: StrategyProfile, measurement: Measurement) -> str:
+def _default_us(profile: StrategyProfile, measurement: Measurement) -> str:
     default = OPERATIONS[measurement.operation].default_strategy(profile.fingerprint.device_type)
-    times = [c.wall_us for c in measurement.candidates if c.strategy == default]
-    return f"{times[0]:.2f} us" if times else ""
+    return next((_us(c) for c in measurement.candidates if c.label == default), "")
+
+
+def _us(candidate: CandidateMeasurement) -> str:
+    return f"{candidate.wall_us:.2f}"
 
 
 def _ratio(candidate: CandidateMeasurement) -> str:
+    """The ratio to the default, give or take half of its 99 % interval."""
     if candidate.ratio is None or candidate.ratio_low is None or candidate.ratio_high is None:
-        return "not measured"
-    if candidate.ratio_low == candidate.ratio_high:
-        return "the default"
-    return f"{candidate.ratio:.3f} ({candidate.ratio_low:.3f} to {candidate.ratio_high:.3f})"
+        return ""
+    half = (candidate.ratio_high - candidate.ratio_low) / 2
+    return f"{candidate.ratio:.3f} +-{half:.3f}" if half else "default"
 
 
 def _summary(profile: StrategyProfile) -> Iterator[str]:
     tuned = default = 0.0
-    for decision, lower in _ranges(profile):
+    for decision, lower in ranges(profile.decisions):
         for measurement, candidate in measured(profile, decision, lower):
             if candidate.ratio is not None:
                 tuned += measurement.weight * candidate.wall_us
                 default += measurement.weight * candidate.wall_us / candidate.ratio
     if default:
         yield f"over the workload's clears, {tuned / default:.3f} of the default's time"
+    ties = [
+        f"{m.target} {m.index_dtype} at {m.indices}: {', '.join(m.ties)}"
+        for m in profile.evidence.measurements
+        if m.ties
+    ]
+    if ties:
+        yield f"not told apart from the choice: {'; '.join(ties)}"
     left_out = {f"{entry.strategy} ({entry.reason}: {entry.detail})" for entry in profile.evidence.ineligible}
     if left_out:
         yield f"not raced: {'; '.join(sorted(left_out))}"

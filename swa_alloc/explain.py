@@ -46,11 +46,12 @@ def explain_profile(profile: StrategyProfile) -> str:
 
 
 def ranges(decisions: Iterable[Decision]) -> Iterator[tuple[Decision, int]]:
-    """Decisions of one operation and target, each with the smallest number of indices that it serves."""
-    lower: dict[str, int] = {}
+    """Decisions, ascending within their kind, each with the smallest number of indices that it serves."""
+    lower: dict[tuple[str, str, str], int] = {}
     for decision in decisions:
-        yield decision, lower.get(decision.index_dtype, 1)
-        lower[decision.index_dtype] = (decision.max_indices or 0) + 1
+        kind = decision.operation, decision.target, decision.index_dtype
+        yield decision, lower.get(kind, 1)
+        lower[kind] = (decision.max_indices or 0) + 1
 
 
 def span(lower: int, upper: int | None) -> str:

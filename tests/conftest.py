@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty stores, in folders of the test's own; the user store's folder. Subprocesses inherit them."""
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith(("SWA_ALLOC_", "AUTOTUNE_", "HYDRA_", "TRITON_"))]:
@@ -30,7 +30,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     # Two test machines of different sizes must measure alike, and stray OpenMP threads make times jump.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    yield home / "cache" / "swa_alloc" / "profiles"
+    return home / "cache" / "swa_alloc" / "profiles"
 
 
 @pytest.fixture

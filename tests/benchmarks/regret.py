@@ -13,6 +13,7 @@ import sys
 from math import ceil
 from statistics import median, quantiles
 
+import optuna
 import torch
 
 from autotune.bench import Bench
@@ -73,6 +74,7 @@ def chosen(profile: StrategyProfile, point: Point) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     device = open_device("cpu", 0)
     settings: Calibration = load_group(Calibration, "calibration", "startup")
     regrets: list[float] = []
