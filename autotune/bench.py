@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.sandbox import ROTATION, Sandbox
+from autotune.screening import Rejected
 from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ class Bench:
         target = self._sandbox.target(point.kind)
         call = self._screener.admit(candidate, target, self._rotation(point)[0][0])
         self._bound[point.kind, candidate.label] = call
+
+    def refuse(self, point: Point, candidate: Candidate) -> None:
+        """Leave a candidate unchecked for want of time.
+
+        Raises:
+            Rejected: always; where it is unavailable anyway, with that reason.
+        """
+        self._screener.check_available(candidate, self._sandbox.target(point.kind))
+        raise Rejected("timed_out", "the budget left no time to check it")
 
     def bind(self, point: Point, candidate: Candidate) -> None:
         """Bind a candidate that was admitted before, once for all points of a kind.

@@ -102,7 +102,8 @@ def measure(
         if studies is not None:
             search.save_studies(studies)
     if not any(verdict.contest.race.finishers() for verdict in verdicts):
-        failed = "; ".join(f"{entry.strategy}: {entry.detail}" for entry in search.ineligible)
+        failures = {f"{e.strategy}: {e.detail}": None for e in search.ineligible if e.reason != "unavailable"}
+        failed = "; ".join(failures)
         raise CalibrationError(
             f"nothing could be measured within {request.settings.budget_s:g} s on {request.device.torch_device}; "
             f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
@@ -190,7 +191,7 @@ def _measurement(verdict: Verdict) -> Measurement:
     contest = verdict.contest
     point, race = contest.point, contest.race
     took_part = [label for label in contest.candidates if label in race.running or label in contest.pruned]
-    measured = [label for label in took_part if race.best_wall(label) < float("inf")]
+    measured = [label for label in took_part if race.measured(label)]
     return Measurement(
         *point.kind,
         indices=point.count,

@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 the request is wrong; 3 the device or the measurement fail
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -37,6 +38,8 @@ def run() -> None:
     # Hydra would print and exit 1 whatever happened; this makes it raise.
     os.environ[_FULL_ERROR] = "1"
     sys.argv[0] = "autotune"
+    # With a full disk, logging would print a traceback for each line that it cannot write to the run folder.
+    logging.raiseExceptions = False
     failures: list[Exception] = []
 
     def job(cfg: DictConfig) -> None:
@@ -50,6 +53,9 @@ def run() -> None:
         hydra.main(config_path=str(conf_dir()), config_name="config", **_VERSION_BASE)(job)()
     except _EXPECTED as error:
         failures.append(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("autotune: interrupted; nothing was saved\n")
+        raise SystemExit(_INTERRUPTED) from None
     if failures and wants_traceback:
         raise failures[0]
     for failure in failures:
@@ -58,6 +64,8 @@ def run() -> None:
         raise SystemExit(3 if any(isinstance(failure, CalibrationError) for failure in failures) else 2)
 
 
+# As shells report SIGINT.
+_INTERRUPTED = 130
 # What a wrong request or a failing device raises. HydraException comes in OSErrors, too.
 _EXPECTED = (SWAAllocError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 
@@ -70,15 +78,17 @@ def _run(cfg: DictConfig) -> None:
 
 def _one_line(error: BaseException) -> str:
     """The error and what caused it, in one line."""
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return (
-            f"cannot write {error.filename}: {error.strerror}; AUTOTUNE_OUTPUT_DIR=FOLDER puts the run folder elsewhere"
-        )
-    causes = [str(error)]
-    if not isinstance(error, SWAAllocError) and error.__cause__ is not None:
-        causes.append(str(error.__cause__))
+    if isinstance(error, OverrideParseException):
+        text = f"{str(error).splitlines()[0]} in {error.override}; quote what Hydra reads as its own: 'key=\"value\"'"
+    elif isinstance(error, OSError) and not isinstance(error, HydraException):
+        where = error.filename or "the run folder"
+        text = f"cannot write {where}: {error.strerror}; AUTOTUNE_OUTPUT_DIR=FOLDER puts the run folder elsewhere"
+    elif isinstance(error, SWAAllocError) or error.__cause__ is None:
+        text = str(error)
+    else:
+        text = f"{error}\n{error.__cause__}"
     # OmegaConf appends where in its own tree it was.
-    kept = [line for line in "\n".join(causes).splitlines() if line.strip() and not line.lstrip().startswith(_INTERNAL)]
+    kept = [line for line in text.splitlines() if not line.lstrip().startswith(_INTERNAL)]
     return " ".join(" ".join(kept).split())
 
 

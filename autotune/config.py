@@ -241,14 +241,29 @@ def to_config(cfg: DictConfig) -> Config:
 
 
 def load_group(cls: type, group: str, name: str, **overrides: Any) -> Any:
-    """One file of conf/ as its frozen type, without Hydra: for calibration inside a server.
+    """One choice of a group of conf/ as its frozen type, without Hydra: for calibration inside a server.
 
     Raises:
-        ConfigError: an override is out of range.
+        ConfigError: there is no such choice, or an override is out of range.
     """
-    loaded: Any = OmegaConf.load(conf_dir() / group / f"{name}.yaml")
-    loaded = OmegaConf.masked_copy(loaded, [key for key in loaded if key != "defaults"])
-    return OmegaConf.to_object(OmegaConf.merge(editable(cls), loaded, overrides))
+    layers = _layers(conf_dir() / group, name)
+    return OmegaConf.to_object(OmegaConf.merge(editable(cls), *layers, overrides))
+
+
+def _layers(folder: Path, name: str) -> list[Any]:
+    """The contents of a file and of those in its defaults list, in the order in which Hydra merges them."""
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise ConfigError(f"there is no {folder.name} named {name!r}; known: {known}")
+    own: Any = OmegaConf.load(path)
+    layers: list[Any] = []
+    for entry in own.pop("defaults"):
+        if entry == "_self_":
+            layers.append(own)
+        elif entry != "_base_":  # the schema, which the caller merges into
+            layers += _layers(folder, entry)
+    return layers
 
 
 def _unlock(node: DictConfig) -> None:

@@ -19,7 +19,7 @@ from swa_alloc.profile import digest
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from autotune.bench import Bench
     from autotune.plan import Point
@@ -82,31 +82,27 @@ class Contest:
         contest = cls(point, space, race, study)
         for candidate in fixed:
             study.enqueue_trial(enqueued(candidate))
-        for _ in fixed:
-            contest.ask()
+            trial = study.ask()
+            space.claim(trial, candidate)
+            contest._consider(trial, candidate)
         return contest
 
     def ask(self) -> Candidate | None:
         """The candidate of the study's next trial; None if it was considered before."""
         trial = self.study.ask()
         candidate = self.space.propose(trial)
-        trial.set_user_attr(LABEL, candidate.label)
         if candidate.label in self.candidates:
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
-        self.candidates[candidate.label] = candidate
-        self._trials[candidate.label] = trial
+        self._consider(trial, candidate)
         return candidate
 
     def reject(self, label: str, rejected: Rejected) -> None:
-        """Take a candidate out because it failed. Without the default there is nothing to compare with: all leave."""
+        """Take a candidate out because it failed."""
         trial = self._withdraw(label)
         trial.set_user_attr("reason", rejected.reason)
         trial.set_user_attr("detail", rejected.detail)
         self.study.tell(trial, state=TrialState.FAIL)
-        if label == self.race.default:
-            for other in list(self.race.running):
-                self._prune(other)
 
     def screen(self, bench: Bench, labels: list[str], block_us: float, shuffler: random.Random) -> dict[str, Rejected]:
         """Give each candidate a few single calls, and drop the hopeless. Returns who failed."""
@@ -117,6 +113,7 @@ class Contest:
             failed |= self._round(bench, dict.fromkeys(self.race.running, 1), shuffler)
             for label in self.race.trailing(factor):
                 self._prune(label)
+        failed |= self._reject_unmeasurable(label for label in self.race.running if not self.race.measured(label))
         for label in self.race.running:
             rotations = math.ceil(block_us / ROTATION / max(self.race.best_wall(label), 1e-3))
             self._calls[label] = min(max(1, rotations), _MAX_BLOCK // ROTATION) * ROTATION
@@ -137,7 +134,7 @@ class Contest:
     @property
     def wants_rounds(self) -> bool:
         """Whether there is anything left to find out on this sandbox."""
-        return self._rounds_left > 0 and len(self.race.running) > 1
+        return self._rounds_left > 0 and bool(self.race.running)
 
     def look(self, bench: Bench, shuffler: random.Random) -> dict[str, Rejected]:
         """Run a few rounds, report them to Optuna, and drop who is beaten. Returns who failed."""
@@ -146,10 +143,9 @@ class Contest:
         for _ in range(_LOOK):
             calls = {label: self._calls[label] for label in self.race.running}
             failed |= self._round(bench, calls, shuffler)
-        for label in list(self.race.running):
-            if self.race.series[label].unmeasurable:
-                failed[label] = Rejected("unmeasurable", "too many of its times were zero, negative or not finite")
-                self.reject(label, failed[label])
+        failed |= self._reject_unmeasurable(
+            label for label in self.race.running if self.race.series[label].unmeasurable
+        )
         for label in list(self.race.running):
             trial = self._trials[label]
             trial.report(self.race.median_cost(label), self.race.rounds)
@@ -188,9 +184,21 @@ class Contest:
             self.reject(label, reason)
         return failed
 
+    def _reject_unmeasurable(self, labels: Iterable[str]) -> dict[str, Rejected]:
+        rejected = Rejected("unmeasurable", "too many of its times were zero, negative or not finite")
+        failed = dict.fromkeys(list(labels), rejected)
+        for label in failed:
+            self.reject(label, rejected)
+        return failed
+
     def _settled(self) -> bool:
         intervals = [self.race.ratio(label, self.race.default) for label in self.race.running]
         return all(interval and (interval.high - interval.low) / 2 <= _SETTLED for interval in intervals)
+
+    def _consider(self, trial: optuna.Trial, candidate: Candidate) -> None:
+        trial.set_user_attr(LABEL, candidate.label)
+        self.candidates[candidate.label] = candidate
+        self._trials[candidate.label] = trial
 
     def _prune(self, label: str) -> None:
         self.pruned.add(label)
@@ -199,4 +207,7 @@ class Contest:
     def _withdraw(self, label: str) -> optuna.Trial:
         if label in self.race.running:
             self.race.leave(label)
+        if label == self.race.default and self.race.running:
+            # Something must be compared with: the next in the registry's order takes the default's place.
+            self.race.promote(min(self.race.running, key=list(self.candidates).index))
         return self._trials.pop(label)

@@ -151,8 +151,8 @@ def _merge(verdicts: list[Verdict]) -> None:
             if not mutual:
                 run = []
             else:
-                contest = verdict.contest
-                first = min(both, key=lambda label: (label != contest.race.default, [*contest.candidates].index(label)))
+                # In the registry's order, as among winners that tie at one size.
+                first = min(both, key=list(verdict.contest.candidates).index)
                 for member in (*run, verdict):
                     member.choose(first)
         run.append(verdict)

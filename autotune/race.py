@@ -114,6 +114,11 @@ class Race:
         """Take a candidate out; its samples stay."""
         self.running.remove(label)
 
+    def promote(self, label: str) -> None:
+        """Compare with another running candidate from now on: the default has failed."""
+        self.default = label
+        self.series[CONTROL] = Series(self.rounds)
+
     def add_round(self, samples: Mapping[str, Sample]) -> None:
         """Take down one sample of each running candidate, and of ``CONTROL``."""
         for label, sample in samples.items():
@@ -138,8 +143,12 @@ class Race:
         return [
             label
             for label, costs in best.items()
-            if label != self.default and all(c > factor * f for c, f in zip(costs, fastest, strict=True))
+            if label != self.default and all(factor * f < c < math.inf for c, f in zip(costs, fastest, strict=True))
         ]
+
+    def measured(self, label: str) -> bool:
+        """Whether there is any sample of it that can be."""
+        return self.best_wall(label) < math.inf
 
     def best_wall(self, label: str) -> float:
         """Lowest wall time in microseconds, infinite where there is none."""

@@ -97,6 +97,7 @@ class Request:
         return (
             (tier == "exact" or (tier == "compatible" and reuse is Reuse.compatible))
             and profile.workload == self.workload
+            and made.method == "measured"
             and made.request == self.digest
             and all(made.effort.get(name, 0) >= wanted for name, wanted in self.effort.items())
         )

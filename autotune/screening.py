@@ -55,10 +55,23 @@ class Screener:
         Raises:
             Rejected: it is not, or does not.
         """
+        # An unavailable strategy may have no answer to how much it would need.
+        self.check_available(candidate, target)
         with rejecting():
             strategy = candidate.strategy()
             self._check_room(strategy, target)
             return bind(strategy, target)
+
+    def check_available(self, candidate: Candidate, target: Target) -> None:
+        """See that a candidate can run here at all.
+
+        Raises:
+            Rejected: it cannot.
+        """
+        with rejecting():
+            reason = candidate.strategy().unavailable(target)
+        if reason is not None:
+            raise Rejected("unavailable", reason)
 
     def admit(self, candidate: Candidate, target: Target, indices: torch.Tensor) -> Bound:
         """The candidate bound to a target, once it has been right in every case, and on the full-sized table.
@@ -79,10 +92,6 @@ class Screener:
         return call
 
     def _check_room(self, strategy: Strategy, target: Target) -> None:
-        # An unavailable strategy may have no answer to how much it would need.
-        reason = strategy.unavailable(target)
-        if reason is not None:
-            raise StrategyUnavailable(reason)
         need, free = strategy.workspace_bytes(target), self.device.free_bytes()
         if free is not None and need > free:
             raise Rejected("out_of_memory", f"its workspace needs {need} bytes and {free} are free")

@@ -152,7 +152,7 @@ class Search:
                 bench.admit(point, candidate)
                 self._admitted.add(key)
             else:
-                raise Rejected("timed_out", "the budget left no time to check it")  # noqa: TRY301 - one more rejection
+                bench.refuse(point, candidate)
         except Rejected as error:
             self._note(point.kind, candidate, error)
 

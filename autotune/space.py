@@ -53,6 +53,15 @@ class Space:
     fixed: tuple[Candidate, ...]
     open: tuple[str, ...]
 
+    def claim(self, trial: optuna.Trial, candidate: Candidate) -> None:
+        """Take down in a trial, enqueued for it, that it stands for a fixed candidate.
+
+        One without parameters, of a strategy that has some, runs on the strategy's own defaults: nothing is asked.
+        """
+        trial.suggest_categorical("strategy", self.strategies)
+        if candidate.params:
+            _suggest(self.operation, candidate.name, trial)
+
     def propose(self, trial: optuna.Trial) -> Candidate:
         """The candidate that a trial stands for."""
         name = trial.suggest_categorical("strategy", self.strategies)

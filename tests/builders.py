@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import HealthCheck, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swa_alloc.evidence import CandidateMeasurement, Evidence, Ineligible, Measurement
 from swa_alloc.fingerprint import Fingerprint, fingerprint
@@ -100,6 +101,7 @@ def make_evidence() -> Evidence:
         weight=0.5,
         margin=0.03,
         noise_floor=0.01,
+        ties=("scatter",),
         candidates=(make_candidate("index_put", 0.75), make_candidate("index_fill"), make_candidate("scatter", None)),
     )
     out = Ineligible("clear", "token", "int64", "triton_fill", {"block": 256}, "unavailable", "Triton is not installed")
@@ -157,3 +159,22 @@ def one_line(error: BaseException) -> str:
     message = str(error)
     assert len(message.splitlines()) == 1, message
     return message
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that run, and the largest tensor that one of them makes (views left out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.names.add(func.overloadpacket.__name__)
+        given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for out in result if isinstance(result, tuple) else (result,):
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+                self.largest = max(self.largest, out.numel())
+        return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,9 @@ def test_a_group_loaded_without_hydra_is_what_hydra_composes(composed: Compose, 
 @pytest.mark.parametrize("name", [name for group, name in SHIPPED if group == "device"])
 def test_every_shipped_device_is_one_that_can_be_asked_for(composed: Compose, name: str) -> None:
     kind = composed(f"device={name}").device.kind
-    try:
-        open_device(kind, 0)
-    except DeviceError as error:
-        # Not on this machine: then the message says what to do.
-        assert "\n" not in str(error)
+    # A name that does not exist would be a ConfigError. That the machine lacks the device is another matter.
+    with suppress(DeviceError):
+        assert open_device(kind, 0).default_objective in ("serving", "latency")
 
 
 def test_no_file_can_make_hydra_instantiate_anything() -> None:
@@ -341,9 +340,10 @@ def test_a_syntax_error_in_an_overlay_is_refused_with_its_place(composed: Compos
 def test_a_group_takes_overrides(composed: Compose) -> None:
     load: Any = load_group(Workload, "workload", "default", size=640, size_swa=320, page_size=64)
     assert (load.size, load.size_swa, load.page_size, load.name) == (640, 320, 64, "default")
-    assert load == composed(
-        "workload=default", "workload.size=640", "workload.size_swa=320", "workload.page_size=64"
-    ).workload
+    assert (
+        load
+        == composed("workload=default", "workload.size=640", "workload.size_swa=320", "workload.page_size=64").workload
+    )
 
 
 @pytest.mark.parametrize("overrides", [{"page_size": 7}, {"size": -1}])

@@ -143,12 +143,12 @@ def test_a_candidate_that_stalls_at_the_ninetieth_percentile_does_not_win() -> N
 
 def test_the_spread_over_sandboxes_widens_the_margin() -> None:
     def by_memory(generator: np.random.Generator, number: int) -> np.ndarray:
-        # 2 % faster on one table, 16 % on another: 8 % on average, give or take what memory does.
-        return 10.0 * (0.84, 0.98)[number % 2] * np.exp(generator.normal(0, 0.002, ROUNDS))
+        # 6 % faster on three tables and 20 % on the fourth: what memory does is worth more than what is won.
+        return 10.0 * (0.94, 0.94, 0.94, 0.8)[number] * np.exp(generator.normal(0, 0.002, ROUNDS))
 
     (verdict,) = judged(contest(64, {"default": 10.0, "first": by_memory}, noise=0.002))
-    assert verdict.choice == "default"
-    steady = contest(64, {"default": 10.0, "first": 9.1}, noise=0.002)
+    assert (verdict.choice, verdict.ties) == ("default", {"first"})
+    steady = contest(64, {"default": 10.0, "first": 9.4}, noise=0.002)
     assert choices(judged(steady)) == ["first"]
 
 
@@ -283,7 +283,7 @@ def test_the_order_in_which_candidates_are_measured_changes_nothing() -> None:
         (512, {"default": 10.0, "first": 9.9, "second": 9.0, "third": 9.0}),
     ]
     expected = decisions(judged(*(contest(count, table) for count, table in costs)))
-    shuffler = random.Random(0)
+    shuffler = random.Random(0)  # noqa: S311 - the same orders every time
     for order in itertools.permutations(ORDER):
         races = []
         for count, table in costs:

@@ -55,7 +55,8 @@ def register() -> Iterator[Register]:
 
     yield add
     for name in registered:
-        del _registry._registered["clear"][name]
+        # There is no public way to forget a strategy: only tests want one.
+        del _registry._registered["clear"][name]  # noqa: SLF001
 
 
 def costs(**us: float) -> Callable[[str, int], float]:
@@ -247,7 +248,9 @@ def test_a_call_beyond_its_limit_rules_a_strategy_out(clock: Clock, register: Re
         assert (entry.reason, entry.detail) == ("timed_out", "one call took 0.75 s and may take 0.5 s")
 
 
-def test_a_workspace_that_does_not_fit_rules_a_strategy_out_before_it_is_bound(clock: Clock, register: Register) -> None:
+def test_a_workspace_that_does_not_fit_rules_a_strategy_out_before_it_is_bound(
+    clock: Clock, register: Register
+) -> None:
     def bind(_self: ScriptedStrategy, _target: Any) -> Any:
         pytest.fail("bound although there is no room")
 

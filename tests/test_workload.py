@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def calls(found: list[TraceEntry]) -> float:
 
 
 @pytest.fixture
-def allocators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SWATokenToKVPoolAllocator]]:
+def allocators(monkeypatch: pytest.MonkeyPatch) -> list[SWATokenToKVPoolAllocator]:
     """The allocators that workloads are played on."""
     made: list[SWATokenToKVPoolAllocator] = []
 
@@ -57,14 +56,12 @@ def allocators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SWATokenToKVPoo
             made.append(self)
 
     monkeypatch.setattr(autotune.workload, "SWATokenToKVPoolAllocator", Watched)
-    yield made
+    return made
 
 
 @pytest.mark.parametrize("caller", list(Caller))
 @pytest.mark.parametrize("page_size", [1, 4, 64])
-def test_the_allocator_ends_empty(
-    allocators: list[SWATokenToKVPoolAllocator], caller: Caller, page_size: int
-) -> None:
+def test_the_allocator_ends_empty(allocators: list[SWATokenToKVPoolAllocator], caller: Caller, page_size: int) -> None:
     trace = play(replace(LOAD, caller=caller, page_size=page_size))
     (allocator,) = allocators
     assert (allocator.full_available_size(), allocator.swa_available_size()) == (LOAD.size, LOAD.size_swa)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,11 @@ class Cpu(Device):
     def free_bytes(self) -> int | None:
         """See ``Device.free_bytes``."""
         try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):
+            lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        except OSError:
             return None
+        # MemFree leaves out the page cache, which gives way.
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def open_cpu(index: int) -> Device:

@@ -1,0 +1,184 @@
+"""A real calibration, on the CPU that runs the tests."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+
+import autotune.search
+from autotune.calibrate import calibrate
+from autotune.config import Workload
+from autotune.sandbox import Sandbox
+from swa_alloc import StrategyProfile, SWATokenToKVPoolAllocator
+from swa_alloc.errors import SWAAllocError, TraceError
+from swa_alloc.fingerprint import fingerprint
+from swa_alloc.strategies import names
+
+LOAD = Workload(
+    name="small",
+    size=4096,
+    size_swa=2048,
+    page_size=16,
+    window=64,
+    running_requests=8,
+    prompt_tokens=128,
+    output_tokens=256,
+    prefill_chunk=128,
+    eviction_interval=32,
+    decode_steps=100,
+    backlog_us=100.0,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def profile() -> StrategyProfile:
+    # Made before any test's own surroundings are.
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return calibrate("cpu", LOAD, budget_s=4.5)
+
+
+def test_every_target_and_dtype_is_decided_for_every_number_of_indices(profile: StrategyProfile) -> None:
+    for target in ("token", "page"):
+        for dtype in ("int32", "int64"):
+            *_, last = profile.decisions_for("clear", target, dtype)
+            assert last.max_indices is None
+    assert {decision.strategy for decision in profile.decisions} <= set(names("clear"))
+
+
+def test_it_is_made_for_this_machine_and_workload(profile: StrategyProfile) -> None:
+    assert profile.fingerprint == fingerprint(CPU)
+    workload = profile.workload
+    assert (workload.name, workload.size, workload.page_size, workload.backlog_us) == ("small", 4096, 16, 100.0)
+    assert profile.match(fingerprint(CPU), 4096, 16).tier == "exact"
+    # On a CPU host, device and wall time are one.
+    assert profile.objective == "latency"
+
+
+def test_its_evidence_speaks_of_every_size_and_every_strategy(profile: StrategyProfile) -> None:
+    evidence = profile.evidence
+    assert {(m.target, m.index_dtype) for m in evidence.measurements} == {
+        (target, dtype) for target in ("token", "page") for dtype in ("int32", "int64")
+    }
+    known = {c.strategy for m in evidence.measurements for c in m.candidates} | {
+        i.strategy for i in evidence.ineligible
+    }
+    assert "index_fill" in known
+    assert {"npu_scatter_nd_update", "triton_fill"} <= {i.strategy for i in evidence.ineligible}
+    assert {i.reason for i in evidence.ineligible} == {"unavailable"}
+    for measurement in evidence.measurements:
+        assert 0 <= measurement.noise_floor < 1
+        assert measurement.margin >= 0.03
+        for candidate in measurement.candidates:
+            assert candidate.host_us > 0
+            assert candidate.wall_us <= candidate.p90_us * (1 + 1e-4) or candidate.state == "pruned"
+
+
+def test_it_survives_a_file(profile: StrategyProfile, tmp_path: Path) -> None:
+    path = profile.save(tmp_path / "p.json")
+    assert StrategyProfile.load(path).document() == profile.document()
+
+
+def test_its_provenance_is_complete(profile: StrategyProfile) -> None:
+    made = profile.provenance
+    assert made.method == "measured"
+    created = datetime.fromisoformat(made.created)
+    assert created.utcoffset() == timedelta(0)
+    assert abs(datetime.now(timezone.utc) - created) < timedelta(hours=1)
+    assert made.measuring_s > 0
+    assert re.fullmatch(r"[0-9a-f]{12}", made.request)
+    assert made.effort["budget_s"] == 4.5
+    assert made.config["workload"]["size"] == 4096
+    assert made.config["workload"]["caller"] == "sglang"
+    assert made.config["calibration"]["budget_s"] == 4.5
+    assert made.environment["OMP_NUM_THREADS"] == "1"
+    assert made.overrides == ()
+
+
+def test_an_allocator_clears_with_it(profile: StrategyProfile) -> None:
+    allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None, profile=profile)
+    slots = allocator.alloc(512)
+    assert slots is not None
+    allocator.clear_full_to_swa_mapping(slots[16:48].to(torch.int32))
+    assert int((allocator.full_to_swa_index_mapping[:-1] > 0).sum()) == 480
+    assert "profile= argument" in allocator.explain()
+
+
+@pytest.fixture
+def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tables that are measured on."""
+    tables: list[torch.Tensor] = []
+
+    class Watched(Sandbox):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]  # passed through
+            tables.append(self.mapping)
+
+    monkeypatch.setattr(autotune.search, "Sandbox", Watched)
+    return tables
+
+
+def test_a_live_allocator_is_left_untouched(sandboxes: list[torch.Tensor]) -> None:
+    allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None)
+    slots = allocator.alloc(1024)
+    assert slots is not None
+    allocator.free_swa(slots[:64])
+    before = allocator.full_to_swa_index_mapping.clone()
+    sizes = allocator.debug_print()
+    calibrate(CPU, LOAD)
+    assert torch.equal(allocator.full_to_swa_index_mapping, before)
+    assert allocator.debug_print() == sizes
+    assert sandboxes
+    live = allocator.full_to_swa_index_mapping.untyped_storage().data_ptr()
+    assert all(table.untyped_storage().data_ptr() != live for table in sandboxes)
+    assert {table.numel() for table in sandboxes} == {4096 + 16 + 1}
+
+
+def test_an_allocator_that_calibrates_starts_with_an_empty_table(sandboxes: list[torch.Tensor]) -> None:
+    allocator = SWATokenToKVPoolAllocator(
+        2048, 1024, 16, torch.bfloat16, "cpu", None, on_missing="calibrate", strict_profile=True
+    )
+    mapping = allocator.full_to_swa_index_mapping
+    assert not mapping[:-1].any()
+    assert int(mapping[-1]) == -1
+    assert sandboxes
+    assert all(table.data_ptr() != mapping.data_ptr() for table in sandboxes)
+    assert "calibrated at start-up" in allocator.explain()
+
+
+def test_random_numbers_of_the_process_are_left_alone() -> None:
+    # Of eight ranks one measures: were its generators moved, it would sample other tokens than the rest.
+    torch.manual_seed(7)
+    before, python = torch.get_rng_state(), random.getstate()
+    calibrate("cpu", LOAD)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python
+
+
+def test_a_servers_log_level_of_optuna_is_left_alone() -> None:
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    try:
+        calibrate("cpu", LOAD)
+        assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def test_a_recorded_trace_that_is_missing_is_an_error() -> None:
+    with pytest.raises(TraceError, match=r"nowhere\.json"):
+        calibrate("cpu", Workload(name="recorded", path="nowhere.json", backlog_us=0.0))
+
+
+@pytest.mark.parametrize(("device", "workload"), [("tpu", "default"), ("cpu", "mimo_v3_flash")])
+def test_a_name_that_does_not_exist_is_an_error_of_ours(device: str, workload: str) -> None:
+    with pytest.raises(SWAAllocError, match=r"tpu|mimo_v3_flash"):
+        calibrate(device, workload)

@@ -1,0 +1,231 @@
+"""Fingerprints: what must be equal, what may differ by a patch, and which field a miss names."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from builders import CPU, here, make_profile, next_patch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swa_alloc.fingerprint import Fingerprint, fingerprint
+
+GPU = Fingerprint(
+    device_type="cuda",
+    device_name="NVIDIA H200",
+    device_arch="sm_90",
+    driver="580.65.06",
+    runtime="13.0",
+    torch="2.13.0+cu130",
+    backend="2.13.0",
+    python="3.11",
+    machine="x86_64",
+    threads=0,
+    settings={"CUDA_LAUNCH_BLOCKING": "0"},
+    swa_alloc="0.1.0",
+    emulated=False,
+)
+
+PATCH_LEVEL = {
+    "driver": ["580.95.05", "580.65", "580"],
+    "runtime": ["13.0.2", "13.0.1"],
+    "torch": ["2.13.1+cu130", "2.13.0", "2.13.1"],
+    "backend": ["2.13.0.post1", "2.13.1"],
+    "swa_alloc": ["0.1.7"],
+}
+
+DECIDING = {
+    "device_type": ["npu", "cpu"],
+    "device_name": ["NVIDIA H20", ""],
+    "device_arch": ["sm_100"],
+    "driver": ["570.65.06", ""],
+    "runtime": ["12.8", "13.1", ""],
+    "torch": ["2.12.0+cu130", "3.13.0", "2.1", "2.14.0"],
+    "backend": ["2.12.0", ""],
+    "python": ["3.12", "3.1"],
+    "machine": ["aarch64"],
+    "threads": [8],
+    "settings": [{}, {"CUDA_LAUNCH_BLOCKING": "1"}],
+    "swa_alloc": ["0.2.0", "1.1.0"],
+    "emulated": [True],
+}
+
+
+def cases(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(field, value) for field, values in table.items() for value in values]
+
+
+def test_an_equal_fingerprint_matches_exactly() -> None:
+    match = GPU.match(GPU._replace())
+    assert (match.tier, match.differences) == ("exact", ())
+
+
+@pytest.mark.parametrize(("field", "value"), cases(PATCH_LEVEL))
+def test_a_patch_level_difference_is_compatible_and_named(field: str, value: str) -> None:
+    other = GPU._replace(**{field: value})
+    match = GPU.match(other)
+    assert match.tier == "compatible"
+    assert match.differences == (f"{field} is {getattr(GPU, field)!r} here and {value!r} in the profile",)
+    assert other.match(GPU).tier == "compatible"
+
+
+@pytest.mark.parametrize(("field", "value"), cases(DECIDING))
+def test_any_other_difference_is_a_mismatch_and_named(field: str, value: Any) -> None:
+    other = GPU._replace(**{field: value})
+    match = GPU.match(other)
+    assert match.tier == "mismatch"
+    assert match.differences == (f"{field} is {getattr(GPU, field)!r} here and {value!r} in the profile",)
+    assert other.match(GPU).tier == "mismatch"
+
+
+def test_every_field_counts() -> None:
+    assert set(DECIDING) == set(Fingerprint._fields)
+
+
+def test_the_deciding_difference_is_named_before_a_patch_level_one() -> None:
+    match = GPU.match(GPU._replace(driver="580.95.05", torch="2.13.1", emulated=True))
+    assert match.tier == "mismatch"
+    assert [difference.partition(" ")[0] for difference in match.differences] == ["emulated", "driver", "torch"]
+
+
+def test_absent_versions_on_both_sides_are_no_difference() -> None:
+    bare = GPU._replace(driver="", runtime="", backend="")
+    assert bare.match(bare._replace()).tier == "exact"
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {}, optional={field: st.sampled_from(values + PATCH_LEVEL.get(field, [])) for field, values in DECIDING.items()}
+    )
+)
+def test_what_is_emulated_never_matches_what_is_real(changes: dict[str, Any]) -> None:
+    real = GPU._replace(**{**changes, "emulated": False})
+    assert GPU._replace(emulated=True).match(real).tier == "mismatch"
+    assert real.match(GPU._replace(emulated=True)).tier == "mismatch"
+
+
+# --- this machine's
+
+
+def test_the_cpu_is_told_by_model_threads_and_software() -> None:
+    found = here()
+    assert found.device_type == "cpu"
+    assert found.device_name
+    assert found.torch == torch.__version__
+    assert found.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert found.threads == torch.get_num_threads() == 1
+    assert not found.emulated
+
+
+def test_a_fingerprint_is_repeatable() -> None:
+    assert here() == here()
+
+
+def test_another_number_of_threads_is_another_machine() -> None:
+    before = here()
+    torch.set_num_threads(2)
+    try:
+        match = fingerprint(CPU).match(before)
+    finally:
+        torch.set_num_threads(1)
+    assert match.tier == "mismatch"
+    assert match.differences == ("threads is 2 here and 1 in the profile",)
+
+
+def test_a_cpu_without_proc_still_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_keywords: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    assert here().device_name
+    assert here().match(here()).tier == "exact"
+
+
+def _facts(_device: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(name="GPU", arch="sm_90", driver="1", runtime="1", backend="", threads=0, emulated=False)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "variable", "unset", "other"),
+    [
+        ("cuda", "CUDA_LAUNCH_BLOCKING", "0", "1"),
+        ("npu", "TASK_QUEUE_ENABLE", "1", "2"),
+        ("npu", "ASCEND_LAUNCH_BLOCKING", "0", "1"),
+    ],
+)
+def test_a_variable_that_changes_how_calls_reach_the_device_counts(
+    device_type: str, variable: str, unset: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swa_alloc.fingerprint._FACTS", {device_type: _facts})
+    device: Any = SimpleNamespace(type=device_type)
+    monkeypatch.delenv(variable, raising=False)
+    without = fingerprint(device)
+    monkeypatch.setenv(variable, unset)
+    # Writing down what applies anyway changes nothing.
+    assert fingerprint(device) == without
+    monkeypatch.setenv(variable, other)
+    match = fingerprint(device).match(without)
+    assert match.tier == "mismatch"
+    assert match.differences[0].startswith("settings is")
+
+
+def test_a_variable_of_another_device_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = here()
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert here() == before
+    assert here().settings == {}
+
+
+@pytest.mark.parametrize(("cann", "emulated"), [("8.5.0", False), ("8.5.0-fake", True)])
+def test_an_emulated_npu_says_so(cann: str, emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a case
+    npu = SimpleNamespace(
+        utils=SimpleNamespace(get_cann_version=lambda: cann), get_device_name=lambda _device: "Ascend910B4"
+    )
+    module = SimpleNamespace(npu=npu, __version__="2.13.0", _C=SimpleNamespace(_npu_get_soc_version=lambda: 224))
+    monkeypatch.setitem(sys.modules, "torch_npu", module)  # type: ignore[arg-type]  # a stand-in
+    device: Any = SimpleNamespace(type="npu")
+    found = fingerprint(device)
+    assert found.emulated is emulated
+    assert (found.device_name, found.device_arch, found.runtime, found.backend) == (
+        "Ascend910B4",
+        "224",
+        cann,
+        "2.13.0",
+    )
+
+
+# --- a profile's fit, the mapping included
+
+
+@pytest.mark.parametrize(
+    ("size", "tier"), [(256, "exact"), (128, "compatible"), (512, "compatible"), (124, "mismatch"), (516, "mismatch")]
+)
+def test_a_pool_within_a_factor_of_two_is_of_the_same_class(size: int, tier: str) -> None:
+    match = make_profile(size=256, page_size=4).match(here(), size, 4)
+    assert match.tier == tier
+    expected = () if tier == "exact" else (f"size is {size} here and 256 in the profile",)
+    assert match.differences == expected
+
+
+def test_another_page_size_is_a_mismatch() -> None:
+    match = make_profile(size=256, page_size=4).match(here(), 256, 8)
+    assert (match.tier, match.differences) == ("mismatch", ("page_size is 8 here and 4 in the profile",))
+
+
+def test_a_patch_level_difference_and_another_size_are_compatible_and_both_named() -> None:
+    profile = make_profile(size=256, machine=here()._replace(torch=next_patch(here().torch)))
+    match = profile.match(here(), 200, 4)
+    assert match.tier == "compatible"
+    assert [difference.partition(" ")[0] for difference in match.differences] == ["torch", "size"]
+
+
+def test_a_mismatch_names_what_decided_it_before_a_patch_level_difference() -> None:
+    # The reason that a person is shown is the first: a patch of torch would send them after the wrong thing.
+    profile = make_profile(size=256, machine=here()._replace(torch=next_patch(here().torch)))
+    match = profile.match(here(), 4096, 4)
+    assert match.tier == "mismatch"
+    assert match.differences[0] == "size is 4096 here and 256 in the profile"

@@ -1,0 +1,475 @@
+"""Selection: which layer decides, that each beats the one below it, and that every trouble ends with the default."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import (
+    CPU,
+    PAGE_SIZE,
+    SIZE,
+    decide,
+    decide_all,
+    elsewhere,
+    here,
+    make_document,
+    make_profile,
+    next_patch,
+    one_line,
+    save_in,
+    write_json,
+)
+
+from swa_alloc import StrategyProfile, SWATokenToKVPoolAllocator
+from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
+from swa_alloc.selection import Overrides, Selection, select
+from swa_alloc.stores import stores
+
+
+def allocate(**keywords: Any) -> SWATokenToKVPoolAllocator:
+    return SWATokenToKVPoolAllocator(SIZE, SIZE, PAGE_SIZE, torch.bfloat16, "cpu", None, **keywords)
+
+
+def choose(**keywords: Any) -> Selection:
+    return select(CPU, SIZE, PAGE_SIZE, Overrides(**keywords))
+
+
+def strategies_of(selection: Selection, target: str) -> set[str]:
+    choice = {key[1]: choice for key, choice in selection.choices.items()}[target]
+    # Both dtypes are served.
+    assert {decision.index_dtype for decision in choice.decisions} == {"int32", "int64"}
+    return {decision.strategy for decision in choice.decisions}
+
+
+def layers_of(selection: Selection) -> dict[str, str]:
+    return {key[1]: choice.layer for key, choice in selection.choices.items()}
+
+
+def assert_names_the_command(message: str) -> None:
+    command = message.partition("`")[2].partition("`")[0].split()
+    assert command[:4] == ["python", "-m", "autotune", "device=cpu"]
+    assert {f"workload.size={SIZE}", f"workload.page_size={PAGE_SIZE}"} <= set(command)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert all(len(warning.splitlines()) == 1 for warning in warnings)
+    return warnings
+
+
+# --- precedence: one layer after the other, each with a strategy of its own
+
+
+class Layers:
+    """Sets up one layer at a time; each returns the keywords that the allocator then gets, and says how it is named."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, user: Path, tmp_path: Path) -> None:
+        self._patch, self._user, self._folder = monkeypatch, user, tmp_path
+
+    def argument_pin(self) -> dict[str, Any]:
+        return {"strategy": "subscript_assign"}
+
+    def variable_pin(self) -> dict[str, Any]:
+        self._patch.setenv("SWA_ALLOC_STRATEGY", "index_put")
+        return {}
+
+    def argument_profile(self) -> dict[str, Any]:
+        return {"profile": make_profile("index_copy")}
+
+    def variable_profile(self) -> dict[str, Any]:
+        self._patch.setenv("SWA_ALLOC_PROFILE", str(make_profile("scatter").save(self._folder / "named.json")))
+        return {}
+
+    def user_store(self) -> dict[str, Any]:
+        save_in(self._user, make_profile("masked_fill"))
+        return {}
+
+    def system_store(self) -> dict[str, Any]:
+        save_in(stores()[1].directory, make_profile("masked_scatter"))
+        return {}
+
+    def calibration(self) -> dict[str, Any]:
+        measured = make_profile(decisions=decide_all("index_copy", {"source": "slice"}))
+        self._patch.setattr("swa_alloc.startup.calibrate_at_startup", lambda *_: (measured, Path("measured.json")))
+        return {"on_missing": "calibrate"}
+
+    def default(self) -> dict[str, Any]:
+        return {}
+
+
+# Highest first: how to set it up, what explain calls it, and what it decides.
+ORDER: list[tuple[Callable[[Layers], dict[str, Any]], str, str]] = [
+    (Layers.argument_pin, "strategy= argument", "subscript_assign"),
+    (Layers.variable_pin, "SWA_ALLOC_STRATEGY", "index_put"),
+    (Layers.argument_profile, "profile= argument", "index_copy"),
+    (Layers.variable_profile, "SWA_ALLOC_PROFILE", "scatter"),
+    (Layers.user_store, "user store", "masked_fill"),
+    (Layers.system_store, "system store", "masked_scatter"),
+    (Layers.calibration, "calibrated at start-up", "index_copy(source=slice)"),
+    (Layers.default, "default", "index_fill"),
+]
+
+
+@pytest.mark.parametrize("position", range(len(ORDER)), ids=[name for _, name, _ in ORDER])
+def test_each_layer_beats_all_below_it_and_explain_names_it(
+    position: int, monkeypatch: pytest.MonkeyPatch, isolated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = Layers(monkeypatch, isolated, tmp_path)
+    keywords: dict[str, Any] = {}
+    for set_up, _, _ in ORDER[position:]:
+        keywords |= set_up(layers)
+    allocator = allocate(**keywords)
+    _, layer, label = ORDER[position]
+    words = allocator.explain()
+    for target in ("token", "page"):
+        assert f"clear.{target}: decided by {layer} (" in words
+    assert words.count(f": {label}") == 4  # two targets, two dtypes
+    assert warnings_of(caplog) == []
+
+
+def test_explain_names_the_file_or_the_value_that_decided(isolated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_in(isolated, make_profile())
+    assert f"decided by user store ({path})" in allocate().explain()
+    monkeypatch.setenv("SWA_ALLOC_STRATEGY", "clear.token=index_put,clear.page=scatter")
+    assert "decided by SWA_ALLOC_STRATEGY (clear.token=index_put,clear.page=scatter)" in allocate().explain()
+
+
+def test_explain_gives_the_ranges_and_the_evidence(isolated: Path) -> None:
+    decisions = (
+        decide("index_put", max_indices=1),
+        decide("scatter", max_indices=48),
+        decide("index_put", ties=("index_fill",)),
+        decide("index_fill", index_dtype="int32", max_indices=16),
+        decide("index_put", index_dtype="int32"),
+        *decide_all("index_fill")[2:],
+    )
+    save_in(isolated, make_profile(decisions=decisions))
+    words = allocate().explain()
+    assert "int64 1: index_put (not measured)" in words
+    assert "int64 2 to 48: scatter (not measured)" in words
+    assert "int64 49 and more: index_put (0.75 of the default's time at 64; ties with index_fill)" in words
+    assert "int32 up to 16: index_fill" in words
+    assert "int32 17 and more: index_put" in words
+
+
+# --- pins
+
+
+def test_a_pin_of_one_target_leaves_the_other_to_the_layers_below(isolated: Path) -> None:
+    save_in(isolated, make_profile("scatter"))
+    selection = choose(strategy="clear.page=index_put")
+    assert layers_of(selection) == {"token": "user store", "page": "strategy= argument"}
+    assert strategies_of(selection, "token") == {"scatter"}
+    assert strategies_of(selection, "page") == {"index_put"}
+
+
+def test_two_layers_may_pin_one_target_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWA_ALLOC_STRATEGY", "clear.token=index_put,clear.page=index_put")
+    selection = choose(strategy="clear.page=scatter")
+    assert layers_of(selection) == {"token": "SWA_ALLOC_STRATEGY", "page": "strategy= argument"}
+    assert strategies_of(selection, "token") == {"index_put"}
+    assert strategies_of(selection, "page") == {"scatter"}
+
+
+def test_a_pin_of_everything_and_one_of_a_target_combine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWA_ALLOC_STRATEGY", " index_put , clear.page = scatter ,")
+    selection = choose()
+    assert strategies_of(selection, "token") == {"index_put"}
+    assert strategies_of(selection, "page") == {"scatter"}
+
+
+def test_pins_of_every_target_leave_the_stores_unread(isolated: Path) -> None:
+    isolated.mkdir(parents=True)
+    (isolated / "cpu-corrupt.json").write_text("{", encoding="utf-8")
+    assert choose(strategy="index_put").troubles == ()
+    assert len(choose(strategy="clear.token=index_put").troubles) == 1
+
+
+def test_an_empty_pin_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWA_ALLOC_STRATEGY", "")
+    assert set(layers_of(choose()).values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("pin", "reason"),
+    [
+        ("index_fil", "unknown clear strategy 'index_fil'"),
+        ("clear.token=index_fil", "unknown clear strategy 'index_fil'"),
+        ("clear.row=index_fill", "'clear.row=index_fill' names no known target"),
+        ("set.token=index_fill", "names no known target"),
+        ("=index_fill", "names no known target"),
+        ("clear.token=", "unknown clear strategy ''"),
+        ("clear.page=index_put,clear.token=index_fil", "unknown clear strategy 'index_fil'"),
+    ],
+)
+@pytest.mark.parametrize("layer", ["argument", "variable"])
+def test_a_pin_that_is_wrong_is_one_warning_and_the_layer_below_decides(
+    pin: str, reason: str, layer: str, monkeypatch: pytest.MonkeyPatch, isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_in(isolated, make_profile("scatter"))
+    keywords = {"strategy": pin}
+    if layer == "variable":
+        monkeypatch.setenv("SWA_ALLOC_STRATEGY", pin)
+        keywords = {}
+    allocator = allocate(**keywords)
+    (warning,) = warnings_of(caplog)
+    assert reason in warning
+    assert "clear.token: decided by user store" in allocator.explain()
+    with pytest.raises(StrategyError, match=reason) as error:
+        allocate(**keywords, strict_profile=True)
+    one_line(error.value)
+
+
+def test_the_warning_about_a_wrong_pin_says_where_it_was_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A variable may have been set far away from the code that runs.
+    monkeypatch.setenv("SWA_ALLOC_STRATEGY", "index_fil")
+    allocate()
+    monkeypatch.delenv("SWA_ALLOC_STRATEGY")
+    allocate(strategy="index_fil")
+    in_variable, in_argument = warnings_of(caplog)
+    assert "SWA_ALLOC_STRATEGY" in in_variable
+    assert "strategy= argument" in in_argument
+
+
+# --- compatible, foreign and broken profiles
+
+
+def test_a_compatible_profile_is_used_and_said_so(isolated: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save_in(isolated, make_profile("scatter", machine=here()._replace(torch=next_patch(here().torch))))
+    with caplog.at_level(logging.INFO, "swa_alloc"):
+        allocator = allocate(strict_profile=True)
+    assert f"decided by user store ({path})" in allocator.explain()
+    assert f"note: {path} is compatible, not exact: torch is " in allocator.explain()
+    assert [record.getMessage() for record in caplog.records if "compatible" in record.getMessage()]
+    assert warnings_of(caplog) == []
+
+
+def test_a_foreign_profile_in_a_store_is_ignored_and_the_field_named(
+    isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_in(isolated, make_profile("scatter", machine=elsewhere()))
+    allocator = allocate(strict_profile=True)
+    words = allocator.explain()
+    assert "clear.token: decided by default" in words
+    assert f"note: ignored {path}: device_name is " in words
+    # An ordinary thing in a shared home folder.
+    assert warnings_of(caplog) == []
+
+
+def test_a_corrupt_file_in_a_store_is_one_warning_and_the_default_clears(
+    isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    isolated.mkdir(parents=True)
+    path = isolated / "cpu-corrupt.json"
+    path.write_text("{", encoding="utf-8")
+    allocator = allocate()
+    (warning,) = warnings_of(caplog)
+    assert str(path) in warning
+    assert "clearing with the default, index_fill" in warning
+    assert "trouble: profile" in allocator.explain()
+    slots = allocator.alloc(PAGE_SIZE)
+    assert slots is not None
+    allocator.free(slots)
+    with pytest.raises(ProfileError, match="it is not JSON"):
+        allocate(strict_profile=True)
+
+
+def test_a_corrupt_file_beside_a_good_one_is_one_warning_and_the_good_one_is_used(
+    isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_in(isolated, make_profile("scatter"))
+    (isolated / "cpu-corrupt.json").write_text("{", encoding="utf-8")
+    allocator = allocate()
+    (warning,) = warnings_of(caplog)
+    assert "default" not in warning
+    assert "clear.token: decided by user store" in allocator.explain()
+
+
+def _missing(folder: Path) -> Path:
+    return folder / "missing.json"
+
+
+def _corrupt(folder: Path) -> Path:
+    path = folder / "corrupt.json"
+    path.write_text("{", encoding="utf-8")
+    return path
+
+
+def _foreign(folder: Path) -> Path:
+    return make_profile("scatter", machine=elsewhere()).save(folder / "foreign.json")
+
+
+def _other_mapping(folder: Path) -> Path:
+    return make_profile("scatter", page_size=64, size=256).save(folder / "other.json")
+
+
+def _overflowing(folder: Path) -> Path:
+    document = make_document()
+    document["workload"]["backlog_us"] = 10**400
+    return write_json(folder / "overflowing.json", document)
+
+
+NAMED_WRONGLY = {
+    "missing": (_missing, "No such file"),
+    "corrupt": (_corrupt, "it is not JSON"),
+    "foreign": (_foreign, "another machine or mapping: device_name is "),
+    "for another page size": (_other_mapping, "page_size is 4 here and 64 in the profile"),
+    "a directory": (lambda folder: folder, "directory"),
+    "holding a number beyond any float": (_overflowing, "backlog_us"),
+}
+
+
+@pytest.mark.parametrize("layer", ["argument", "variable"])
+@pytest.mark.parametrize(("make", "reason"), NAMED_WRONGLY.values(), ids=NAMED_WRONGLY)
+def test_a_named_profile_that_cannot_be_used_is_one_warning_and_the_default_clears(
+    make: Callable[[Path], Path],
+    reason: str,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    isolated: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Looking elsewhere would hide the mistake.
+    save_in(isolated, make_profile("index_put"))
+    path = make(tmp_path)
+    keywords = {"profile": path}
+    if layer == "variable":
+        monkeypatch.setenv("SWA_ALLOC_PROFILE", str(path))
+        keywords = {}
+    allocator = allocate(**keywords, on_missing="calibrate")
+    (warning,) = warnings_of(caplog)
+    assert str(path) in warning
+    assert reason in warning
+    assert "clearing with the default, index_fill" in warning
+    assert "clear.token: decided by default" in allocator.explain()
+    with pytest.raises(ProfileError, match="profile") as error:
+        allocate(**keywords, strict_profile=True)
+    assert reason in one_line(error.value)
+
+
+def test_a_foreign_profile_object_is_refused_like_a_file(caplog: pytest.LogCaptureFixture) -> None:
+    foreign = make_profile("scatter", machine=elsewhere())
+    assert "decided by default" in allocate(profile=foreign).explain()
+    (warning,) = warnings_of(caplog)
+    assert "device_name" in warning
+
+
+def test_a_named_profile_may_be_given_as_text_or_path(tmp_path: Path) -> None:
+    path = make_profile("scatter").save(tmp_path / "named.json")
+    for named in (path, str(path), StrategyProfile.load(path)):
+        assert strategies_of(choose(profile=named), "token") == {"scatter"}
+
+
+def test_a_kind_of_index_that_a_profile_says_nothing_about_gets_the_default() -> None:
+    partial = make_profile(decisions=(decide("scatter", index_dtype="int64"),))
+    selection = choose(profile=partial)
+    assert layers_of(selection) == {"token": "profile= argument", "page": "default"}
+    by_dtype = {decision.index_dtype: decision.strategy for decision in selection.choices["clear", "token"].decisions}
+    assert by_dtype == {"int32": "index_fill", "int64": "scatter"}
+
+
+# --- nothing found
+
+
+def test_on_missing_default_clears_with_the_default_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    assert "decided by default" in allocate(on_missing="default").explain()
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("layer", ["argument", "variable"])
+def test_on_missing_error_says_where_was_looked_and_what_to_run(
+    layer: str,
+    strict: bool,  # noqa: FBT001 - a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keywords = {"on_missing": "error"} if layer == "argument" else {}
+    if layer == "variable":
+        monkeypatch.setenv("SWA_ALLOC_ON_MISSING", "error")
+    with pytest.raises(ProfileError) as error:
+        allocate(**keywords, strict_profile=strict)
+    message = one_line(error.value)
+    assert_names_the_command(message)
+    for place in ("SWA_ALLOC_PROFILE_DIR", "user", "system store"):
+        assert place in message
+
+
+def test_on_missing_error_names_the_field_that_kept_a_profile_from_fitting(isolated: Path) -> None:
+    # cases.md 11: a profile under a label that the machine never reports is silently never found.
+    save_in(isolated, make_profile(machine=elsewhere()))
+    with pytest.raises(ProfileError, match="device_name"):
+        allocate(on_missing="error")
+
+
+def test_on_missing_error_is_content_with_a_profile_or_a_pin(isolated: Path) -> None:
+    assert "decided by strategy= argument" in allocate(on_missing="error", strategy="scatter").explain()
+    save_in(isolated, make_profile())
+    assert "decided by user store" in allocate(on_missing="error").explain()
+
+
+def test_the_argument_on_missing_beats_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWA_ALLOC_ON_MISSING", "error")
+    assert "decided by default" in allocate(on_missing="default").explain()
+
+
+@pytest.mark.parametrize("layer", ["argument", "variable"])
+def test_garbage_in_on_missing_is_one_warning_and_the_default_clears(
+    layer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keywords = {"on_missing": "measure"} if layer == "argument" else {}
+    if layer == "variable":
+        monkeypatch.setenv("SWA_ALLOC_ON_MISSING", "measure")
+    assert "decided by default" in allocate(**keywords).explain()
+    (warning,) = warnings_of(caplog)
+    assert "on_missing is 'measure'; expected one of calibrate, default, error" in warning
+    with pytest.raises(ProfileError, match="on_missing is 'measure'"):
+        allocate(**keywords, strict_profile=True)
+
+
+def test_calibration_is_what_happens_when_nobody_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWA_ALLOC_ON_MISSING")
+    asked: list[tuple[Any, ...]] = []
+
+    def calibrate(*arguments: Any) -> tuple[StrategyProfile, Path]:
+        asked.append(arguments)
+        return make_profile("scatter"), Path("/store/measured.json")
+
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", calibrate)
+    assert "decided by calibrated at start-up (/store/measured.json)" in allocate().explain()
+    assert asked == [(CPU, SIZE, PAGE_SIZE)]
+
+
+@pytest.mark.parametrize("kind", [CalibrationError, ProfileError])
+def test_a_calibration_that_fails_is_one_warning_with_the_command_and_the_default_clears(
+    kind: type[SWAAllocError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_arguments: Any) -> None:
+        raise kind("the device is busy")
+
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", fail)
+    assert "decided by default" in allocate(on_missing="calibrate").explain()
+    (warning,) = warnings_of(caplog)
+    assert "the device is busy" in warning
+    assert_names_the_command(warning)
+    with pytest.raises(CalibrationError, match="the device is busy"):
+        allocate(on_missing="calibrate", strict_profile=True)
+
+
+def test_without_the_autotune_extra_the_one_warning_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "autotune", None)
+    monkeypatch.setitem(sys.modules, "autotune.startup", None)
+    assert "decided by default" in allocate(on_missing="calibrate").explain()
+    (warning,) = warnings_of(caplog)
+    assert "pip install 'swa-alloc[autotune]'" in warning
+    assert "clearing with the default, index_fill" in warning
