@@ -102,8 +102,8 @@ def measure(
         if studies is not None:
             search.save_studies(studies)
     if not any(verdict.contest.race.finishers() for verdict in verdicts):
-        failures = {f"{e.strategy}: {e.detail}": None for e in search.ineligible if e.reason != "unavailable"}
-        failed = "; ".join(failures)
+        failures = {entry.detail: entry.strategy for entry in search.ineligible if entry.reason != "unavailable"}
+        failed = "; ".join(f"{strategy}: {detail}" for detail, strategy in failures.items())
         raise CalibrationError(
             f"nothing could be measured within {request.settings.budget_s:g} s on {request.device.torch_device}; "
             f"raise calibration.budget_s{f' ({failed})' if failed else ''}"

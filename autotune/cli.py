@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config import Calibration, Config, DeviceConfig, Task, Workload, conf_dir, editable, to_config
+from autotune.config import (
+    Calibration,
+    Config,
+    DeviceConfig,
+    Task,
+    Workload,
+    conf_dir,
+    editable,
+    to_config,
+    unknown_key,
+)
 from autotune.run import calibrate_run
 from swa_alloc.errors import CalibrationError, SWAAllocError
 
@@ -87,6 +98,9 @@ def _one_line(error: BaseException) -> str:
         text = str(error)
     else:
         text = f"{error}\n{error.__cause__}"
+        key = re.search(r"Key '[^']*' not in '\w+'\s+full_key: (\S+)", text)
+        # Hydra proposes `+key=value`, which is refused in turn.
+        text = unknown_key(key[1]) if key else text
     # OmegaConf appends where in its own tree it was.
     kept = [line for line in text.splitlines() if not line.lstrip().startswith(_INTERNAL)]
     return " ".join(" ".join(kept).split())

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -101,18 +101,18 @@ class Workload:
     name: str = MISSING
     path: str | None = None
     caller: Caller = Caller.sglang
-    size: int = 1
-    size_swa: int = 1
-    page_size: int = 1
-    window: int = 1
-    full_layers: int = 1
-    swa_layers: int = 1
-    running_requests: int = 1
-    prompt_tokens: int = 1
-    output_tokens: int = 1
-    prefill_chunk: int = 1
+    size: int = MISSING
+    size_swa: int = MISSING
+    page_size: int = MISSING
+    window: int = MISSING
+    full_layers: int = MISSING
+    swa_layers: int = MISSING
+    running_requests: int = MISSING
+    prompt_tokens: int = MISSING
+    output_tokens: int = MISSING
+    prefill_chunk: int = MISSING
     eviction_interval: int = 128
-    decode_steps: int = 1
+    decode_steps: int = MISSING
     backlog_us: float = MISSING
 
     def __post_init__(self) -> None:
@@ -126,7 +126,8 @@ class Workload:
         if self.path == "":
             raise ConfigError("workload=trace needs a recorded trace; add workload.path=FILE")
         for name in ("size", "size_swa"):
-            if getattr(self, name) % self.page_size:
+            # OmegaConf builds the schema's node from an instance without values.
+            if self.page_size != MISSING and getattr(self, name) % self.page_size:
                 raise ConfigError(
                     f"workload.{name} must be a multiple of workload.page_size {self.page_size}, "
                     f"not {getattr(self, name)}"
@@ -236,8 +237,25 @@ def to_config(cfg: DictConfig) -> Config:
         ConfigError: a key that the schema lacks, a missing or impossible value.
     """
     _refuse_unknown_keys(cfg, Config, "")
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise ConfigError(f"not set: {', '.join(missing)}; set them, or start the file from a shipped one of its group")
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]  # the node was built from Config
     return config
+
+
+def unknown_key(path: str) -> str:
+    """What to say of a key, with dots, that the schema lacks."""
+    *parents, key = path.split(".")
+    schema: Any = Config
+    for parent in parents:
+        schema = get_type_hints(schema).get(parent)
+        if not dataclasses.is_dataclass(schema):
+            return f"unknown key {path}"
+    known = [item.name for item in dataclasses.fields(schema)]
+    near = difflib.get_close_matches(key, known, 1)
+    prefix = "".join(f"{parent}." for parent in parents)
+    return f"unknown key {path}; " + (f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}")
 
 
 def load_group(cls: type, group: str, name: str, **overrides: Any) -> Any:
@@ -276,12 +294,10 @@ def _unlock(node: DictConfig) -> None:
 
 def _refuse_unknown_keys(node: DictConfig, schema: type, path: str) -> None:
     # Hydra's `+key=value` adds what the schema lacks, and to_object would drop it in silence.
-    known = {item.name: item for item in dataclasses.fields(schema)}
+    known = {item.name for item in dataclasses.fields(schema)}
     for key in map(str, node):
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {path}{near[0]}?" if near else f"; known here: {', '.join(known)}"
-            raise ConfigError(f"unknown key {path}{key}{hint}")
+            raise ConfigError(unknown_key(f"{path}{key}"))
         child = node._get_node(key)  # noqa: SLF001 - reading a missing value through the public way raises
         if isinstance(child, DictConfig) and (child_schema := OmegaConf.get_type(child)) is not None:
             _refuse_unknown_keys(child, child_schema, f"{path}{key}.")

@@ -13,25 +13,32 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from swa_alloc.errors import CalibrationError, ProfileError
+from swa_alloc.profile import StrategyProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from swa_alloc.profile import StrategyProfile
-
 logger = logging.getLogger(__name__)
 
-Answer = tuple["StrategyProfile", "Path"]
+Answer = tuple[StrategyProfile, "Path"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A profile, and whether it was there before."""
+    """A profile.
+
+    Attributes:
+        profile: The profile.
+        path: Where it is saved.
+        reused: Whether it was there before.
+        replaced: How and when the profile was made that it took the place of, if it did.
+    """
 
     profile: StrategyProfile
     path: Path
     reused: bool
+    replaced: str | None = None
 
 
 def calibrate_once(
@@ -61,7 +68,17 @@ def calibrate_once(
         if (found := saved()) is not None:
             return Outcome(*found, reused=True)
         name, profile = make()
-        return Outcome(profile, profile.save(directory / f"{name}.json"), reused=False)
+        path = directory / f"{name}.json"
+        replaced = _how_made(path)
+        return Outcome(profile, profile.save(path), reused=False, replaced=replaced)
+
+
+def _how_made(path: Path) -> str | None:
+    try:
+        standing = StrategyProfile.load(path).provenance
+    except ProfileError:
+        return None
+    return f"{standing.method} on {standing.created}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.config import Format
-from swa_alloc.explain import measured, ranges, span
+from swa_alloc.explain import left_out, measured, ranges, span
 from swa_alloc.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def _table(profile: StrategyProfile, operation: Operation, style: box.Box | None
     table = Table(box=style, pad_edge=False)
     table.add_column(operation.name, no_wrap=True)
     table.add_column("strategy", overflow="fold")
-    for name in ("at", "us", "default us", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    if profile.evidence.measurements:
+        for name in ("at", "us", "default us", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
     for decision, lower in ranges([d for d in profile.decisions if d.operation == operation.name]):
         serves = f"{decision.target} {decision.index_dtype}, {span(lower, decision.max_indices)}"
         label = decision.label
@@ -118,7 +119,7 @@ def _summary(profile: StrategyProfile) -> Iterator[str]:
                 tuned += measurement.weight * candidate.wall_us
                 default += measurement.weight * candidate.wall_us / candidate.ratio
     if default:
-        yield f"over the workload's clears, {tuned / default:.3f} of the default's time"
+        yield f"the workload's clears take {tuned / default:.3f} of the default's time"
     ties = [
         f"{m.target} {m.index_dtype} at {m.indices}: {', '.join(m.ties)}"
         for m in profile.evidence.measurements
@@ -126,12 +127,15 @@ def _summary(profile: StrategyProfile) -> Iterator[str]:
     ]
     if ties:
         yield f"not told apart from the choice: {'; '.join(ties)}"
-    left_out = {f"{entry.strategy} ({entry.reason}: {entry.detail})" for entry in profile.evidence.ineligible}
-    if left_out:
-        yield f"not raced: {'; '.join(sorted(left_out))}"
+    raced = {c.label: None for m in profile.evidence.measurements for c in m.candidates}
+    if raced:
+        yield f"raced: {', '.join(raced)}"
+    if missing := left_out(profile):
+        yield f"not raced: {'; '.join(missing)}"
 
 
 def _whereabouts(outcome: Outcome) -> str:
     if outcome.reused:
         return f"reused    {outcome.path} (nothing measured; calibration.force=true measures again)"
-    return f"saved     {outcome.path}"
+    replaced = f", in place of one {outcome.replaced}" if outcome.replaced else ""
+    return f"saved     {outcome.path}{replaced}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,11 @@ from autotune.report import print_report, write_report
 from autotune.sandbox import Sandbox
 from autotune.space import chosen_names
 from swa_alloc.dispatch import bind_choice
-from swa_alloc.operations import OPERATIONS
+from swa_alloc.errors import StrategyUnavailable
+from swa_alloc.operations import OPERATIONS, TOKEN
 from swa_alloc.selection import pinned
 from swa_alloc.stores import user_directory
-from swa_alloc.strategies import names
+from swa_alloc.strategies import create, names
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -52,6 +53,7 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
     directory = Path(config.profile.dir).expanduser() if config.profile.dir else user_directory()
     device = open_device(config.device.kind, config.device.index)
     request = make_request(device, config.workload, config.calibration, strategies)
+    _check_included(config.strategies.include or [], request)
     resolved: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     request = replace(
         request,
@@ -71,6 +73,20 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
     outcome.profile.save(run_folder / "profile.json")
     write_report(outcome, run_folder / "report.txt")
     print_report(outcome, config.format)
+
+
+def _check_included(included: Sequence[str], request: Request) -> None:
+    """Refuse a strategy that was asked for by name and cannot run here: the race would go on without it.
+
+    Raises:
+        StrategyUnavailable: there is one.
+    """
+    sandbox = Sandbox(request.trace.page_size, request.trace.page_size, request.device, request.settings.seed)
+    for operation, who in request.strategies.items():
+        for name in (name for name in who if name in included):
+            reason = create(operation, name).unavailable(sandbox.target((OPERATIONS[operation].name, TOKEN, "int64")))
+            if reason is not None:
+                raise StrategyUnavailable(f"strategies.include names {name}, which is unavailable here: {reason}")
 
 
 def _pin(request: Request, choices: Mapping[Key, Choice]) -> StrategyProfile:

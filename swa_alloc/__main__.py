@@ -6,16 +6,18 @@ Exit codes: 0 done; 2 a profile or an argument is wrong, with one line on stderr
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from swa_alloc.errors import PoolError, ProfileError, SWAAllocError
 from swa_alloc.explain import explain_profile, explain_selection
+from swa_alloc.mapping import FullToSWAMapping
 from swa_alloc.profile import StrategyProfile
-from swa_alloc.selection import Overrides, select
+from swa_alloc.selection import ON_MISSING_VARIABLE, Overrides
 from swa_alloc.stores import PROFILE_VARIABLE, stores
 
 if TYPE_CHECKING:
@@ -33,8 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ``ArgumentParser.error``."""
+        self.exit(2, f"swa_alloc: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m swa_alloc", description="Look at strategy profiles.")
+    parser = _Parser(prog="python -m swa_alloc", description="Look at strategy profiles.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="print what a profile decides, and on what evidence")
@@ -65,7 +75,11 @@ def _validate(options: argparse.Namespace) -> None:
     for file in options.files:
         try:
             profile = StrategyProfile.load(file)
-            _print(f"{file}: a profile for {profile.fingerprint.device_name}, {len(profile.decisions)} decisions")
+            races = len(profile.evidence.measurements)
+            _print(
+                f"{file}: a profile for {profile.fingerprint.device_name}, "
+                f"{len(profile.decisions)} decisions from {races} races"
+            )
         except ProfileError as error:
             failures.append(str(error))
     if failures:
@@ -77,23 +91,28 @@ def _explain(options: argparse.Namespace) -> None:
         raise PoolError(
             f"--size must be a multiple of --page-size, and both at least 1, not {options.size} and {options.page_size}"
         )
-    try:
-        device = torch.device(options.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise PoolError(f"--device {options.device} cannot be used here: {reason}") from error
     # Looking must not start a calibration; what an allocator would do about a miss is said in words.
-    selection = select(device, options.size, options.page_size, Overrides(on_missing="default"))
-    _print(explain_selection(selection))
+    overrides = Overrides(on_missing="default")
+    # The explanation tells the troubles; the log would tell them again.
+    logging.getLogger("swa_alloc").addHandler(logging.NullHandler())
+    try:
+        mapping = FullToSWAMapping.allocate(options.size, options.page_size, torch.device(options.device), overrides)
+    except (PoolError, RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise PoolError(f"--device {options.device} cannot be used here for {options.size} slots: {reason}") from error
+    _print(explain_selection(mapping.selection))
+    if not mapping.selection.troubles and any(c.layer == "default" for c in mapping.selection.choices.values()):
+        on_missing = os.environ.get(ON_MISSING_VARIABLE) or "calibrate"
+        _print(
+            f"note: no profile fits; an allocator would do as {ON_MISSING_VARIABLE} or on_missing= says: {on_missing}"
+        )
 
 
 def _path(_options: argparse.Namespace) -> None:
     named = os.environ.get(PROFILE_VARIABLE)
     _print(f"{PROFILE_VARIABLE}: {named or 'not set'}")
     for store in stores():
-        count = len(list(store.directory.glob("*.json"))) if store.directory.is_dir() else 0
-        _print(f"{store.layer}: {store.directory} ({count} profiles)")
+        _print(f"{store.layer}: {store.directory} (profiles: {len(store.files())})")
 
 
 def _print(text: str) -> None:

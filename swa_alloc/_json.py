@@ -10,12 +10,16 @@ import contextlib
 import json
 import math
 import os
+import reprlib
 import tempfile
 import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+# Of a field, quoted in an error.
+_LONGEST_NAME = 80
 
 Record = TypeVar("Record")
 
@@ -54,7 +58,7 @@ def read(path: Path) -> object:
         ValueError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from error
 
@@ -79,6 +83,10 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it is not JSON ({name} is no JSON number)")
 
 
 _Decoder = Callable[[Any, str], Any]  # decoder(value, where) -> the decoded value
@@ -114,7 +122,7 @@ def _record(cls: Any) -> _Decoder:
             raise ValueError(f"{where or 'the document'} must be an object, not {_kind(value)}")  # noqa: TRY004 - its file is at fault, not its caller
         if value.keys() != decoders.keys():
             missing, unknown = sorted(decoders.keys() - value.keys()), sorted(value.keys() - decoders.keys())
-            fault = f"{missing[0]} is missing" if missing else f"{unknown[0]} is not a known field"
+            fault = f"{missing[0]} is missing" if missing else f"{_legible(unknown[0])} is not a known field"
             raise ValueError(f"{prefix}{fault}")
         fields = {name: decoder(value[name], prefix + name) for name, decoder in decoders.items()}
         record = cls(**fields)
@@ -139,7 +147,7 @@ def _list(inner: _Decoder) -> _Decoder:
 def _dict(inner: _Decoder) -> _Decoder:
     def decode_dict(value: Any, where: str) -> Any:
         _check(isinstance(value, dict), where, "an object", value)
-        return {key: inner(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: inner(item, f"{where}.{_legible(key)}") for key, item in value.items()}
 
     return decode_dict
 
@@ -154,8 +162,12 @@ def _literal(choices: tuple[Any, ...]) -> _Decoder:
 
 def _float(value: Any, where: str) -> float:
     _check(type(value) in (int, float), where, "a number", value)
-    _check(math.isfinite(value), where, "a finite number", value)
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more digits than a float has room for
+        number = math.inf
+    _check(math.isfinite(number), where, "a finite number", value)
+    return number
 
 
 def _scalar(kind: type) -> _Decoder:
@@ -176,5 +188,11 @@ def _check(holds: bool, where: str, expected: str, value: object) -> None:  # no
         raise ValueError(f"{where} must be {expected}, not {_kind(value)}")
 
 
+def _legible(name: str) -> str:
+    """A name from a file, fit for one line of a log."""
+    return name if name.isprintable() and len(name) < _LONGEST_NAME else reprlib.repr(name)
+
+
 def _kind(value: object) -> str:
-    return {dict: "an object", list: "a list", type(None): "null"}.get(type(value), repr(value))
+    named = {dict: "an object", list: "a list", type(None): "null"}.get(type(value))
+    return named or reprlib.repr(value)

@@ -8,7 +8,7 @@ import torch
 
 from swa_alloc.errors import PoolError
 from swa_alloc.mapping import FullToSWAMapping
-from swa_alloc.pool import PoolAllocator
+from swa_alloc.pool import PoolAllocator, check_sizes
 from swa_alloc.selection import OnMissing, Overrides
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SWATokenToKVPoolAllocator:
         on_missing: OnMissing | None = None,
         strict_profile: bool = False,
     ) -> None:
-        _check_sizes(size=size, size_swa=size_swa, page_size=page_size)
+        check_sizes(size=size, size_swa=size_swa, page_size=page_size)
         self._size_full = size
         self._size_swa = size_swa
         self.page_size = page_size
@@ -145,6 +145,7 @@ class SWATokenToKVPoolAllocator:
         Raises:
             PoolError: ``need_size`` is negative or no multiple of the page size.
         """
+        self.full_attn_allocator.check_need(need_size)
         if need_size > self.available_size():
             return None
         full_indices = self.full_attn_allocator.alloc(need_size)
@@ -207,13 +208,3 @@ class SWATokenToKVPoolAllocator:
         self.full_attn_allocator.clear()
         self.swa_attn_allocator.clear()
         self._mapping.reset()
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise PoolError(f"{name} must be a whole number of at least 1, not {value!r}")
-    page_size = sizes["page_size"]
-    for name, value in sizes.items():
-        if value % page_size:
-            raise PoolError(f"{name} must be a multiple of page_size {page_size}, not {value}")

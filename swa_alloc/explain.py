@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swa_alloc.errors import ProfileError
-from swa_alloc.strategies import candidate_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,12 +36,14 @@ def explain_profile(profile: StrategyProfile) -> str:
     for kind in dict.fromkeys((d.operation, d.target) for d in profile.decisions):
         lines.append(f"{'.'.join(kind)}:")
         lines += _decisions([d for d in profile.decisions if (d.operation, d.target) == kind], profile)
-    lines += [
-        f"left out: {candidate_label(out.strategy, out.params)} for {out.operation}.{out.target} {out.index_dtype}, "
-        f"{out.reason}: {out.detail}"
-        for out in profile.evidence.ineligible
-    ]
+    lines += [f"left out: {line}" for line in left_out(profile)]
     return "\n".join(lines)
+
+
+def left_out(profile: StrategyProfile) -> list[str]:
+    """Each strategy that could not take part, with the reason, once."""
+    failures = {(out.strategy, out.reason, out.detail): None for out in profile.evidence.ineligible}
+    return [f"{strategy} ({reason}: {detail})" for strategy, reason, detail in sorted(failures)]
 
 
 def ranges(decisions: Iterable[Decision]) -> Iterator[tuple[Decision, int]]:
@@ -95,10 +96,8 @@ def _why(profile: StrategyProfile, decision: Decision, lower: int) -> str:
         found = measured(profile, decision, lower)
     except ProfileError as error:
         return f" ({error})"
-    parts = [
-        f"{candidate.ratio:.2f} of the default's time at {measurement.indices}"
-        for measurement, candidate in found
-        if candidate.ratio is not None
-    ]
+    if found and all(candidate.ratio_low == candidate.ratio_high for _, candidate in found):
+        return ", the default, which nothing beats"
+    parts = [f"{candidate.ratio:.2f} at {m.indices}" for m, candidate in found if candidate.ratio is not None]
     ties = f"; ties with {', '.join(decision.ties)}" if decision.ties else ""
-    return f" ({', '.join(parts) or 'not measured'}{ties})"
+    return f" (of the default's time: {', '.join(parts)}{ties})" if parts else ", not measured"

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from swa_alloc._version import __version__
+from swa_alloc.errors import PoolError
 
 Tier = Literal["exact", "compatible", "mismatch"]
 
@@ -173,7 +174,10 @@ def _npu(device: torch.device) -> _Facts:
 
 
 def _other(device: torch.device) -> _Facts:
-    module = torch.get_device_module(device)
+    try:
+        module = torch.get_device_module(device)
+    except RuntimeError:
+        raise PoolError(f"{device.type} is no device that a mapping can be cleared on") from None
     properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
     return _Facts(
         name=str(getattr(properties, "name", device.type)),

@@ -57,7 +57,9 @@ class FullToSWAMapping:
         self._pages = page_view(tensor, page_size)
         selection = select(tensor.device, size, page_size, overrides)
         choices, bound, troubles = _bind_all(selection, tensor, page_size, overrides)
-        self.selection = selection._replace(choices=choices, troubles=(*selection.troubles, *troubles))
+        self.selection = selection._replace(
+            choices=choices, troubles=tuple(dict.fromkeys((*selection.troubles, *troubles)))
+        )
         self.clear = bound["clear", TOKEN]
         # With one slot a page the two targets are one and the same.
         self.clear_pages = bound["clear", PAGE] if page_size > 1 else self.clear

@@ -22,6 +22,7 @@ class PoolAllocator:
     """
 
     def __init__(self, size: int, page_size: int, device: torch.device, *, need_sort: bool = False) -> None:
+        check_sizes(size=size, page_size=page_size)
         self.size = size
         self.page_size = page_size
         self._free_list = (SortedFreeList if need_sort else FreeList)(size // page_size, device)
@@ -37,10 +38,14 @@ class PoolAllocator:
         Raises:
             PoolError: ``need_size`` is negative or no multiple of the page size.
         """
-        if need_size < 0 or need_size % self.page_size:
-            raise PoolError(f"need_size must be a multiple of the page size {self.page_size}, not {need_size}")
+        self.check_need(need_size)
         pages = self._free_list.take(need_size // self.page_size)
         return None if pages is None else self._slots(pages)
+
+    def check_need(self, need_size: int) -> None:
+        """Raise PoolError unless ``need_size`` is a number of slots that are whole pages."""
+        if not isinstance(need_size, int) or need_size < 0 or need_size % self.page_size:
+            raise PoolError(f"need_size must be a multiple of the page size {self.page_size}, not {need_size!r}")
 
     def free(self, slots: torch.Tensor) -> None:
         """Give back ``[k]`` slots in any order; at ``page_size > 1``, every page that one of them lies in.
@@ -77,3 +82,14 @@ class PoolAllocator:
         if self.page_size == 1:
             return pages
         return (pages.unsqueeze(1) * self.page_size + self._offsets).view(-1)
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise PoolError unless all are whole numbers of at least 1 and ``page_size``, one of them, divides the others."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise PoolError(f"{name} must be a whole number of at least 1, not {value!r}")
+    page_size = sizes["page_size"]
+    for name, value in sizes.items():
+        if value % page_size:
+            raise PoolError(f"{name} must be a multiple of page_size {page_size}, not {value}")

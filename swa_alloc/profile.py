@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from swa_alloc.evidence import Evidence
 
 SCHEMA: Final = "swa_alloc.profile/1"
+_SCHEMA_FAMILY = "swa_alloc.profile/"
 
 Objective = Literal["serving", "latency"]
 
 # Pools whose sizes lie within this factor of each other are one class: what depends on the table's size (a pass over
 # the whole table, the cache that holds it) changes the ranking over decades, not within an octave.
-_SAME_CLASS_FACTOR = 2.0
+_SAME_CLASS_FACTOR = 2
 
 
 class ProfileWorkload(NamedTuple):
@@ -162,17 +163,16 @@ class StrategyProfile:
 
     def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
         """How far this profile fits a machine and a mapping over a full pool of ``size`` slots."""
-        match = here.match(self.fingerprint)
+        software = here.match(self.fingerprint)
         workload = self.workload
         low, high = sorted((size, workload.size))
-        other_class = high > low * _SAME_CLASS_FACTOR
-        decisive: list[str] = []
-        if page_size != workload.page_size:
-            decisive.append(f"page_size is {page_size} here and {workload.page_size} in the profile")
-        sizes = (f"size is {size} here and {workload.size} in the profile",) if size != workload.size else ()
-        if decisive or other_class or match.tier == "mismatch":
-            return Match("mismatch", (*decisive, *match.differences, *sizes))
-        return Match("compatible", (*match.differences, *sizes)) if sizes else match
+        page = [f"page_size is {page_size} here and {workload.page_size} in the profile"]
+        pool = [f"size is {size} here and {workload.size} in the profile"]
+        # What decides comes first: a miss is explained by its first difference.
+        decisive = (page if page_size != workload.page_size else []) + (pool if high > low * _SAME_CLASS_FACTOR else [])
+        if decisive or software.tier == "mismatch":
+            return Match("mismatch", (*decisive, *software.differences))
+        return Match("compatible", (*software.differences, *pool)) if size != workload.size else software
 
     @property
     def key(self) -> str:
@@ -226,15 +226,9 @@ class StrategyProfile:
             ProfileError: the path cannot be written, or holds another machine's profile.
         """
         path = Path(path)
-        try:
-            standing = StrategyProfile.load(path)
-        except ProfileError:
-            standing = None  # absent, or corrupt and no loss
-        if standing is not None and (match := self.fingerprint.match(standing.fingerprint)).tier == "mismatch":
-            raise ProfileError(
-                f"{path} holds another machine's profile ({match.differences[0]}) and is left as it is; "
-                "choose another profile.dir"
-            )
+        reason = self._not_ours(path)
+        if reason is not None:
+            raise ProfileError(f"{path} holds {reason} and is left as it is; choose another profile.dir")
         try:
             _json.write_atomically(path, _json.encode(self.document()))
         except OSError as error:
@@ -242,7 +236,21 @@ class StrategyProfile:
                 f"profile {path} cannot be written: {error.strerror or error}; "
                 "choose a writable folder with profile.dir=... or SWA_ALLOC_PROFILE_DIR"
             ) from error
+        except ValueError as error:
+            raise ProfileError(f"profile {path} cannot be written: {error}") from error
         return path
+
+    def _not_ours(self, path: Path) -> str | None:
+        """Whose the file in ``path`` is, if it must not be overwritten. One that is damaged is no loss."""
+        try:
+            document = _json.read(path)
+            schema = document.get("schema") if isinstance(document, dict) else None
+            if isinstance(schema, str) and schema != SCHEMA and schema.startswith(_SCHEMA_FAMILY):
+                return f"a profile of another version ({schema})"
+            match = self.fingerprint.match(StrategyProfile.load(path).fingerprint)
+        except (OSError, ValueError):
+            return None
+        return f"another machine's profile ({match.differences[0]})" if match.tier == "mismatch" else None
 
 
 class _Document(NamedTuple):

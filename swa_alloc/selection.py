@@ -13,7 +13,7 @@ from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAA
 from swa_alloc.fingerprint import fingerprint
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
-from swa_alloc.stores import PROFILE_VARIABLE, find
+from swa_alloc.stores import PROFILE_VARIABLE, find, stores
 from swa_alloc.strategies import Strategy, create
 
 OnMissing = Literal["calibrate", "default", "error"]
@@ -99,15 +99,17 @@ def select(device: torch.device, size: int, page_size: int, overrides: Overrides
         troubles.append(str(error))
 
     pins: dict[Key, Choice] = {}
+    wrong_pin = False
     for layer, pin in _pins(overrides):
         try:
             # The first layer that pins a target keeps it.
             pins = {**pinned(pin, layer), **pins}
         except StrategyError as error:
-            tolerate(error)
-    missing = [key for key in _keys() if key not in pins]
+            wrong_pin = True
+            tolerate(StrategyError(f"{layer}: {error}"))
     below: Mapping[Key, Choice] = {}
-    if missing:
+    # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
+    if not wrong_pin and any(key not in pins for key in _keys()):
         below = _from_profiles(device, size, page_size, overrides, tolerate, remarks)
     default = {key: default_choice(key, device.type) for key in _keys()}
     return Selection({**default, **below, **pins}, tuple(remarks), tuple(troubles))
@@ -116,7 +118,7 @@ def select(device: torch.device, size: int, page_size: int, overrides: Overrides
 def default_choice(key: Key, device_type: str) -> Choice:
     """The strategy that is used where nothing was measured."""
     name = OPERATIONS[key[0]].default_strategy(device_type)
-    return Choice(*key, layer="default", source=f"the default on {device_type}", decisions=_everywhere(key, name))
+    return Choice(*key, layer="default", source=f"for {device_type}", decisions=_everywhere(key, name))
 
 
 def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
@@ -128,6 +130,8 @@ def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
     if isinstance(pin, Strategy):
         keys = [key for key in _keys() if key[0] == pin.operation and key[1] in pin.targets]
         return {key: Choice(*key, layer, pin.name, _everywhere(key, pin.name), instance=pin) for key in keys}
+    if not isinstance(pin, str):
+        raise StrategyError(f"a pin is the name of a strategy or a Strategy instance, not {pin!r}")
     choices: dict[Key, Choice] = {}
     for part in filter(None, (part.strip() for part in pin.split(","))):
         where, separator, name = part.rpartition("=")
@@ -137,8 +141,11 @@ def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
             raise StrategyError(f"pin {part!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
         name = name.strip()
         for key in keys:
-            create(key[0], name)  # a typo is found here, not at the first clear
-            choices[key] = Choice(*key, layer, pin, _everywhere(key, name))
+            # A typo is found here, not at the first clear.
+            serves = key[1] in create(key[0], name).targets
+            # A bare name means whatever the strategy serves; a target that is spelled out means just that.
+            if serves or separator:
+                choices[key] = Choice(*key, layer, pin, _everywhere(key, name))
     return choices
 
 
@@ -200,7 +207,7 @@ def _from_profiles(
         hit = search.hit
         remarks.extend(f"{hit.path} is compatible, not exact: {difference}" for difference in hit.match.differences)
         return _of_profile(hit.profile, hit.layer, str(hit.path))
-    return _when_missing(device, size, page_size, overrides, tolerate)
+    return _when_missing(device, size, page_size, overrides, tolerate, search.ignored)
 
 
 def _named(overrides: Overrides) -> tuple[str, StrategyProfile | str | Path] | None:
@@ -216,6 +223,7 @@ def _when_missing(
     page_size: int,
     overrides: Overrides,
     tolerate: Callable[[SWAAllocError], None],
+    ignored: tuple[str, ...],
 ) -> Mapping[Key, Choice]:
     # An AMD GPU is cuda to PyTorch and rocm to the command; auto finds any accelerator.
     where = "cpu" if device.type == "cpu" else "auto"
@@ -231,18 +239,19 @@ def _when_missing(
     if on_missing == "error":
         raise ProfileError(
             f"no profile for this {device.type} with {size} slots in pages of {page_size} (looked in "
-            f"SWA_ALLOC_PROFILE_DIR, the user's cache and the system store); make one with `{command}`"
+            f"{' and '.join(str(store.directory) for store in stores())}"
+            f"{'; ignored ' if ignored else ''}{'; ignored '.join(ignored)}); make one with `{command}`"
         )
     # Needed by the first start on a machine, and by no other.
     from swa_alloc.startup import INSTALL_COMMAND, calibrate_at_startup
 
     try:
         profile, path = calibrate_at_startup(device, size, page_size)
-    except (CalibrationError, ProfileError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
         hint = f"{INSTALL_COMMAND}, then `{command}`" if "autotune extra" in str(error) else f"`{command}`"
         tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: {hint}"))
         return {}
-    return _of_profile(profile, "calibrated at start-up", str(path))
+    return _of_profile(profile, "calibration at start-up", str(path))
 
 
 def _of_profile(profile: StrategyProfile, layer: str, source: str) -> dict[Key, Choice]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
 from swa_alloc.errors import CalibrationError
 from swa_alloc.profile import StrategyProfile
+
+logger = logging.getLogger("swa_alloc")
 
 INSTALL_COMMAND = "pip install 'swa-alloc[autotune]'"
 
@@ -26,4 +29,5 @@ def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tup
         from autotune.startup import calibrate_for_mapping
     except ImportError as error:
         raise CalibrationError(f"measuring needs the autotune extra ({error.name} is missing)") from error
+    logger.info("no profile fits %d slots in pages of %d on %s: measuring, a few seconds", size, page_size, device)
     return calibrate_for_mapping(device, size, page_size)

@@ -21,6 +21,13 @@ class Store(NamedTuple):
     layer: str
     directory: Path
 
+    def files(self, device_type: str = "*") -> list[Path]:
+        """Its profiles for a device type, by name; none where the folder is absent or cannot be read."""
+        try:
+            return sorted(self.directory.glob(f"{device_type}-*.json"))
+        except OSError:
+            return []
+
 
 class Hit(NamedTuple):
     """A profile that fits this machine and mapping."""
@@ -49,7 +56,7 @@ def user_directory() -> Path:
     """The folder that profiles are saved to: ``SWA_ALLOC_PROFILE_DIR``, else the user's cache."""
     chosen = os.environ.get(USER_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))  # noqa: PTH111 - unlike Path.expanduser it never raises
     cache = os.environ.get("XDG_CACHE_HOME")
     # The base directory specification says that a relative XDG path is to be ignored.
     base = Path(cache) if cache and Path(cache).is_absolute() else Path(os.path.expanduser("~")) / ".cache"  # noqa: PTH111 - unlike Path.home() it never raises
@@ -72,7 +79,7 @@ def find(here: Fingerprint, size: int, page_size: int) -> Search:
     unusable: list[ProfileError] = []
     for store in stores():
         hits: list[Hit] = []
-        for path in _files(store.directory, here.device_type):
+        for path in store.files(here.device_type):
             try:
                 profile = StrategyProfile.load(path)
             except ProfileError as error:
@@ -80,7 +87,7 @@ def find(here: Fingerprint, size: int, page_size: int) -> Search:
                 continue
             match = profile.match(here, size, page_size)
             if match.tier == "mismatch":
-                ignored.append(f"{path}: {match.differences[0] if match.differences else 'another pool size class'}")
+                ignored.append(f"{path}: {match.differences[0]}")
             else:
                 hits.append(Hit(profile, path, store.layer, match))
         if hits:
@@ -89,10 +96,3 @@ def find(here: Fingerprint, size: int, page_size: int) -> Search:
             hits.sort(key=lambda hit: (hit.match.tier != "exact", abs(hit.profile.workload.size - size)))
             return Search(hits[0], tuple(ignored), tuple(unusable))
     return Search(None, tuple(ignored), tuple(unusable))
-
-
-def _files(directory: Path, device_type: str) -> list[Path]:
-    try:
-        return sorted(directory.glob(f"{device_type}-*.json"))
-    except OSError:
-        return []

@@ -151,7 +151,7 @@ def test_an_allocator_that_calibrates_starts_with_an_empty_table(sandboxes: list
     assert int(mapping[-1]) == -1
     assert sandboxes
     assert all(table.data_ptr() != mapping.data_ptr() for table in sandboxes)
-    assert "calibrated at start-up" in allocator.explain()
+    assert "calibration at start-up" in allocator.explain()
 
 
 def test_random_numbers_of_the_process_are_left_alone() -> None:

@@ -276,7 +276,13 @@ def test_a_trace_must_be_named(composed: Compose) -> None:
 # Overlays: files of the user's own, in a folder given with --config-dir
 
 
-WORKLOAD = "defaults: [_base_, _self_]\nname: mine\nsize: 256\nsize_swa: 128\nbacklog_us: 10.5\n"
+TRAFFIC = ("page_size", "window", "full_layers", "swa_layers", "running_requests", "prompt_tokens", "output_tokens")
+WORKLOAD = "".join(
+    (
+        "defaults: [_base_, _self_]\nname: mine\nsize: 256\nsize_swa: 128\nbacklog_us: 10.5\n",
+        *(f"{name}: 1\n" for name in (*TRAFFIC, "prefill_chunk", "decode_steps")),
+    )
+)
 
 
 def test_an_overlay_adds_an_option(composed: Compose, tmp_path: Path) -> None:

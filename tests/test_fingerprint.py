@@ -97,6 +97,10 @@ def test_absent_versions_on_both_sides_are_no_difference() -> None:
     assert bare.match(bare._replace()).tier == "exact"
 
 
+def test_versions_without_numbers_are_no_patches_of_each_other() -> None:
+    assert GPU._replace(driver="beta").match(GPU._replace(driver="nightly")).tier == "mismatch"
+
+
 @given(
     changes=st.fixed_dictionaries(
         {}, optional={field: st.sampled_from(values + PATCH_LEVEL.get(field, [])) for field, values in DECIDING.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 
+BASH = shutil.which("bash") or "/bin/bash"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -30,7 +32,7 @@ def test_a_command_of_the_readme_works(command: str, tmp_path: Path) -> None:
     assert ".venv/bin/python" in command
     runnable = command.replace(".venv/bin/python", f"{sys.executable} -W error")
     done = subprocess.run(
-        ["bash", "-euc", runnable],
+        [BASH, "-euc", runnable],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

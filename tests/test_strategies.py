@@ -321,7 +321,7 @@ def test_an_installed_package_adds_a_strategy_and_a_broken_one_only_warns(tmp_pa
 
 # --- Triton, under its own interpreter
 
-# A block that page clears fill several times over, so that programs share a call, and that many token clears do not fill.
+# A block that page clears fill several times over, so that programs share a call, and that token clears do not fill.
 TRITON_CONTRACT = """
 import pytest
 from strategy_contract import StrategyContract

@@ -103,11 +103,11 @@ def test_show_tells_machine_workload_decisions_evidence_and_what_was_left_out(
         profile.fingerprint.device_name,
         "256 slots in pages of 4, objective latency",
         "clear.token:\n",
-        "int64 up to 48: scatter (not measured)",
-        "int64 49 and more: index_put (0.75 of the default's time at 64; ties with index_fill)",
+        "int64 up to 48: scatter, not measured",
+        "int64 49 and more: index_put (of the default's time: 0.75 at 64; ties with index_fill)",
         "clear.page:\n",
         "int32 any number: index_copy(source=slice)",
-        "left out: triton_fill(block=256) for clear.token int64, unavailable: Triton is not installed",
+        "left out: triton_fill (unavailable: Triton is not installed)",
     ):
         assert words in out
 
@@ -227,9 +227,9 @@ def test_path_prints_where_profiles_are_looked_for_in_order(
     save_in(isolated, make_profile())
     named, user, system = prints(capsys, "path").splitlines()
     assert named == "SWA_ALLOC_PROFILE: not set"
-    assert user == f"user store: {isolated} (1 profiles)"
+    assert user == f"user store: {isolated} (profiles: 1)"
     assert system.startswith("system store: ")
-    assert system.endswith("(0 profiles)")
+    assert system.endswith("(profiles: 0)")
     monkeypatch.setenv("SWA_ALLOC_PROFILE", "/some/file.json")
     assert prints(capsys, "path").startswith("SWA_ALLOC_PROFILE: /some/file.json\n")
 

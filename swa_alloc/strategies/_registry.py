@@ -38,6 +38,8 @@ def register_strategy(cls: AnyStrategy) -> AnyStrategy:
     Raises:
         StrategyError: its name is taken or malformed, or its operation does not exist.
     """
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise StrategyError(f"{cls!r} is no subclass of swa_alloc.Strategy")
     name, operation = getattr(cls, "name", None), cls.operation
     if not isinstance(name, str) or not name.isidentifier():
         raise StrategyError(f"{cls.__qualname__}.name is {name!r}; it must be an identifier such as 'my_fill'")
