@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import os
-import sys
+
+# With torch_npu installed and CANN missing, PyTorch's own loading of backends makes `import torch` fail, and swa_alloc
+# imports torch. The device that is asked for loads its backend itself, where a failure has a name.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from swa_alloc._stdio import complain, prepare
+
+# What the extra installs; without it the command can do nothing but say so.
+_EXTRA = ("hydra", "omegaconf", "optuna", "filelock", "rich")
+# As shells report SIGINT.
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command."""
-    # With torch_npu installed and CANN missing, PyTorch's own loading of backends makes `import torch` fail. The device
-    # that is asked for loads its backend itself, where a failure has a name.
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    prepare()
     try:
         from autotune.cli import run
+
+        run()
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] not in _EXTRA:
             raise
-        sys.stderr.write(f"autotune: {error.name} is not installed; pip install 'swa-alloc[autotune]'\n")
+        complain(f"autotune: {error.name} is not installed; pip install 'swa-alloc[autotune]'")
         raise SystemExit(2) from None
-    run()
+    except KeyboardInterrupt:
+        complain("autotune: interrupted; a profile is saved whole or not at all")
+        raise SystemExit(_INTERRUPTED) from None
 
-
-_EXTRA = ("hydra", "omegaconf", "optuna", "filelock", "rich")
 
 if __name__ == "__main__":
     main()

@@ -63,6 +63,15 @@ class Bench:
             target = self._sandbox.target(point.kind)
             self._bound[point.kind, candidate.label] = self._screener.bind(candidate, target)
 
+    def fault(self, point: Point, label: str) -> Rejected | None:
+        """What a bound candidate does wrong by now, or None."""
+        target = self._sandbox.target(point.kind)
+        try:
+            self._screener.check(self._bound[point.kind, label], target, self._rotation(point)[0][0])
+        except Rejected as rejected:
+            return rejected
+        return None
+
     def sample(self, point: Point, label: str, calls: int) -> Sample:
         """Time ``calls`` calls of a bound candidate, the indices in rotation."""
         rotation = self._rotation(point)

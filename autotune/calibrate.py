@@ -71,7 +71,10 @@ def make_request(
 
     Raises:
         TraceError: its trace cannot be used.
+        CalibrationError: there is no room for its mapping.
     """
+    if workload.path is None:
+        check_room(device, workload.size, workload.page_size)
     config = {"workload": _plain(workload), "calibration": _plain(settings)}
     trace = trace_of(workload)
     objective = device.default_objective
@@ -93,7 +96,7 @@ def measure(
     Raises:
         CalibrationError: there is no room for a table, or nothing could be measured in the time.
     """
-    _check_room(request)
+    check_room(request.device, request.trace.size, request.trace.page_size)
     budget = Budget(monotonic(), request.settings.budget_s, progress)
     with _quiet_optuna(), request.device.selected():
         search = Search(request, budget)
@@ -144,13 +147,18 @@ def provenance(request: Request, method: Any, measuring_s: float) -> Provenance:
     )
 
 
-def _check_room(request: Request) -> None:
-    table_bytes = (request.trace.size + request.trace.page_size + 1) * torch.int64.itemsize
-    free = request.device.free_bytes()
+def check_room(device: Device, size: int, page_size: int) -> None:
+    """See that a copy of the mapping fits.
+
+    Raises:
+        CalibrationError: it does not.
+    """
+    table_bytes = (size + page_size + 1) * torch.int64.itemsize
+    free = device.free_bytes()
     if free is not None and table_bytes > free:
         raise CalibrationError(
             f"measuring needs a copy of the mapping, {table_bytes} bytes, and {free} are free on "
-            f"{request.device.torch_device}"
+            f"{device.torch_device}; lower workload.size"
         )
 
 
@@ -242,7 +250,7 @@ def _plain(settings: Any) -> dict[str, Any]:
 def _quiet_optuna() -> Iterator[None]:
     """Keep Optuna from logging a line a study, in a server's log above all."""
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ from autotune.config import (
     unknown_key,
 )
 from autotune.run import calibrate_run
+from swa_alloc._stdio import complain
 from swa_alloc.errors import CalibrationError, SWAAllocError
 
 _TASKS = {Task.calibrate: calibrate_run}
@@ -53,7 +54,11 @@ def run() -> None:
     logging.raiseExceptions = False
     failures: list[Exception] = []
 
+    composed = False
+
     def job(cfg: DictConfig) -> None:
+        nonlocal composed
+        composed = True
         try:
             _run(cfg)
         except _EXPECTED as error:
@@ -62,21 +67,19 @@ def run() -> None:
 
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", **_VERSION_BASE)(job)()
-    except _EXPECTED as error:
+    except Exception as error:
+        # Hydra raises whatever it likes at a configuration that it cannot compose.
+        if composed and not isinstance(error, _EXPECTED):
+            raise
         failures.append(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("autotune: interrupted; nothing was saved\n")
-        raise SystemExit(_INTERRUPTED) from None
     if failures and wants_traceback:
         raise failures[0]
     for failure in failures:
-        sys.stderr.write(f"autotune: {_one_line(failure)}\n")
+        complain(f"autotune: {_one_line(failure)}")
     if failures:
         raise SystemExit(3 if any(isinstance(failure, CalibrationError) for failure in failures) else 2)
 
 
-# As shells report SIGINT.
-_INTERRUPTED = 130
 # What a wrong request or a failing device raises. HydraException comes in OSErrors, too.
 _EXPECTED = (SWAAllocError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 
@@ -102,8 +105,4 @@ def _one_line(error: BaseException) -> str:
         # Hydra proposes `+key=value`, which is refused in turn.
         text = unknown_key(key[1]) if key else text
     # OmegaConf appends where in its own tree it was.
-    kept = [line for line in text.splitlines() if not line.lstrip().startswith(_INTERNAL)]
-    return " ".join(" ".join(kept).split())
-
-
-_INTERNAL = ("object_type=", "reference_type=", "full_key: null")
+    return re.sub(r"\s*(object_type=|reference_type=|full_key: )\S*", "", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -60,6 +61,9 @@ class Storage(Enum):
 
     memory = "memory"
     journal = "journal"  # study.journal in the run folder, for optuna-dashboard
+
+
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -168,12 +172,16 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        # Eight rounds are the fewest that have a 99 % interval; three sizes are the ends and the heaviest.
-        _at_least(0.1, "calibration", budget_s=self.budget_s)
-        _at_least(3, "calibration", sizes=self.sizes)
-        _at_least(1, "calibration", passes=self.passes, block_us=self.block_us)
-        _at_least(8, "calibration", rounds=self.rounds)
-        _at_least(0, "calibration", wait_s=self.wait_s, seed=self.seed, call_limit_s=self.call_limit_s)
+        # Eight rounds are the fewest that have a 99 % interval; three sizes are the ends and the heaviest. The upper
+        # ends are where a typo begins.
+        _within(0.1, _DAY_S, "calibration", budget_s=self.budget_s)
+        _within(3, 64, "calibration", sizes=self.sizes)
+        _within(1, 1000, "calibration", passes=self.passes)
+        _within(8, 10_000, "calibration", rounds=self.rounds)
+        _within(1, 1e6, "calibration", block_us=self.block_us)
+        _within(0.001, _DAY_S, "calibration", call_limit_s=self.call_limit_s)
+        _within(0, _DAY_S, "calibration", wait_s=self.wait_s)
+        _at_least(0, "calibration", seed=self.seed)
         for name in ("switch_margin", "switch_margin_large"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"calibration.{name} must lie in [0, 1), not {getattr(self, name)}")
@@ -304,7 +312,12 @@ def _refuse_unknown_keys(node: DictConfig, schema: type, path: str) -> None:
 
 
 def _at_least(low: float, group: str, **values: Any) -> None:
+    _within(low, math.inf, group, **values)
+
+
+def _within(low: float, high: float, group: str, **values: Any) -> None:
+    expected = f"at least {low}" if high == math.inf else f"from {low} to {high:g}"
     for name, value in values.items():
         # OmegaConf passes a missing value as "???", and reads nan and inf as numbers.
-        if isinstance(value, int | float) and not (low <= value and math.isfinite(value)):
-            raise ConfigError(f"{group}.{name} must be at least {low}, not {value}")
+        if isinstance(value, int | float) and not (low <= value <= high and value != math.inf):
+            raise ConfigError(f"{group}.{name} must be {expected}, not {reprlib.repr(value)}")

@@ -22,21 +22,23 @@ Run = Callable[..., Any]  # run(call, *arguments) makes the call and returns its
 
 # Its own, since a server's random numbers must not depend on whether it calibrated.
 def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+    return torch.Generator(device=_CPU).manual_seed(0)
 
 
 Case = Callable[[int, int], torch.Tensor]  # first usable row, end of the rows -> [k] int64 rows
 
+_CPU = torch.device("cpu")  # spelled out, since a server may have set another default device
+
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "random": lambda first, end: torch.randperm(end - first, generator=_generator())[: (end - first) // 3] + first,
-        "duplicate": lambda first, end: torch.tensor([first, end - 1, first, first + 2, end - 1]),
-        "empty": lambda _first, _end: torch.empty(0, dtype=torch.int64),
-        "single": lambda _first, end: torch.tensor([end - 1]),
-        "reversed": lambda first, end: torch.arange(first, end).flip(0),
-        "strided": lambda first, end: torch.arange(first, end)[1::3],
-        "first": lambda first, _end: torch.tensor([first]),
-        "after empty": lambda first, end: torch.arange(first + 1, end, 5),
+        "random": lambda first, end: torch.randperm(end - first, generator=_generator(), device=_CPU)[::3] + first,
+        "duplicate": lambda first, end: torch.tensor([first, end - 1, first, first + 2, end - 1], device=_CPU),
+        "empty": lambda _first, _end: torch.empty(0, dtype=torch.int64, device=_CPU),
+        "single": lambda _first, end: torch.tensor([end - 1], device=_CPU),
+        "reversed": lambda first, end: torch.arange(first, end, device=_CPU).flip(0),
+        "strided": lambda first, end: torch.arange(first, end, device=_CPU)[1::3],
+        "first": lambda first, _end: torch.tensor([first], device=_CPU),
+        "after empty": lambda first, end: torch.arange(first + 1, end, 5, device=_CPU),
     }
 )
 
@@ -63,7 +65,7 @@ def violation_of(call: Bound, target: Target, indices: torch.Tensor, run: Run) -
     """The way in which a bound strategy is wrong for these ``[k]`` indices, or None. Overwrites the whole mapping."""
     operation = OPERATIONS[target.operation]
     # Every entry differs from its neighbours and from whatever an operation writes.
-    torch.arange(1, target.mapping.numel() + 1, out=target.mapping)
+    torch.arange(1, target.mapping.numel() + 1, out=target.mapping, device=target.mapping.device)
     target.mapping[-1:].fill_(-1)
     expected = target._replace(mapping=target.mapping.to("cpu", copy=True))
     before = indices.clone()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.config import Format
+from swa_alloc._stdio import printing
 from swa_alloc.explain import left_out, measured, ranges, span
 from swa_alloc.operations import OPERATIONS, Operation
 
@@ -27,8 +28,13 @@ _PLAIN_WIDTH = 240
 
 
 def print_report(outcome: Outcome, form: Format) -> None:
-    """The result on stdout."""
-    _PRINT[form](outcome)
+    """The result on stdout.
+
+    Raises:
+        OutputError: stdout cannot be written.
+    """
+    with printing():
+        _PRINT[form](outcome)
 
 
 def write_report(outcome: Outcome, path: Path) -> None:

@@ -80,6 +80,7 @@ class Request:
         for path in self._candidates(directory, reuse):
             try:
                 profile = StrategyProfile.load(path)
+                profile.evidence  # noqa: B018 - read, since the report will need it
             except ProfileError:
                 continue
             if self._answered_by(profile, reuse):

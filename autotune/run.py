@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
     """
     strategies = {operation: chosen_names(operation, config.strategies, names(operation)) for operation in OPERATIONS}
     choices = pinned(config.strategies.pin, "strategies.pin") if config.strategies.pin else {}
-    directory = Path(config.profile.dir).expanduser() if config.profile.dir else user_directory()
+    directory = _expanded(config.profile.dir) if config.profile.dir else user_directory()
     device = open_device(config.device.kind, config.device.index)
     request = make_request(device, config.workload, config.calibration, strategies)
     _check_included(config.strategies.include or [], request)
@@ -73,6 +74,10 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
     outcome.profile.save(run_folder / "profile.json")
     write_report(outcome, run_folder / "report.txt")
     print_report(outcome, config.format)
+
+
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expanduser(folder))  # noqa: PTH111 - unlike Path.expanduser it never raises
 
 
 def _check_included(included: Sequence[str], request: Request) -> None:

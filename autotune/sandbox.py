@@ -63,7 +63,8 @@ def draw_rows(target: Target, count: int, layout: Layout, generator: np.random.G
     """``[count]`` distinct int64 rows of the target's table, padding and sentinel left out, laid out as asked."""
     first = target.page_size if target.name == TOKEN else 1
     rows = target.mapping.numel() - 1 if target.name == TOKEN else target.table.shape[0]
-    return _DRAW[layout](first, rows, count, target.page_size, generator)
+    page_size = target.page_size if target.name == TOKEN else 1
+    return _DRAW[layout](first, rows, count, page_size, generator)
 
 
 def _run(first: int, rows: int, count: int, _page_size: int, generator: np.random.Generator) -> np.ndarray:

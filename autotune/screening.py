@@ -86,10 +86,22 @@ class Screener:
         """
         call = self.bind(candidate, target)
         with rejecting():
-            found = violation(candidate.strategy(), target, self._run) or violation_of(call, target, indices, self._run)
+            found = violation(candidate.strategy(), target, self._run)
         if found is not None:
             raise Rejected("wrong_result", found)
+        self.check(call, target, indices)
         return call
+
+    def check(self, call: Bound, target: Target, indices: torch.Tensor) -> None:
+        """Call a bound candidate once on the full-sized table, and compare.
+
+        Raises:
+            Rejected: it failed.
+        """
+        with rejecting():
+            found = violation_of(call, target, indices, self._run)
+        if found is not None:
+            raise Rejected("wrong_result", found)
 
     def _check_room(self, strategy: Strategy, target: Target) -> None:
         need, free = strategy.workspace_bytes(target), self.device.free_bytes()
@@ -117,7 +129,7 @@ def rejecting() -> Iterator[None]:
         raise Rejected("unavailable", str(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Rejected("out_of_memory", one_line(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The CPU allocator raises a plain RuntimeError.
         reason: Reason = "out_of_memory" if "not enough memory" in str(error) else "raised"
         raise Rejected(reason, one_line(error)) from error

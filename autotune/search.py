@@ -15,14 +15,13 @@ from autotune.contest import Contest
 from autotune.race import Race
 from autotune.sandbox import Sandbox
 from autotune.screening import Rejected, Screener
-from autotune.space import make_space
+from autotune.space import Candidate, make_space
 from swa_alloc.evidence import Ineligible
 from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from autotune.plan import Kind, Point
     from autotune.request import Request
-    from autotune.space import Candidate
 
 # Candidates that Optuna proposes to a contest on each fresh sandbox, where there are too many to race them all.
 _PROPOSALS = 4
@@ -94,11 +93,16 @@ class Search:
             # As much time is kept for the race as any kind may take for its screening.
             share_s = self._budget.left_s / (len(kinds) - number + 1)
             contests += self._screen([point for point in points if point.kind == kind], monotonic() + share_s)
+        bench: Bench | None = None
         for number in range(settings.passes):
             if not self._budget.left_s:
                 break
             share_s = self._budget.left_s / (settings.passes - number)
-            self._pass(contests, monotonic() + share_s)
+            bench = None  # released before the next one is allocated
+            bench = self._bench()
+            self._pass(contests, bench, monotonic() + share_s)
+        if bench is not None:
+            self._check_again(contests, bench)
         for contest in contests:
             contest.close()
         return contests
@@ -120,6 +124,8 @@ class Search:
         """
         request, space = self._request, self._spaces[points[0].operation]
         bench = self._bench()
+        for name, detail in space.broken.items():
+            self._note(points[0].kind, Candidate(space.operation, name, {}), Rejected("raised", detail))
         for candidate in space.fixed:
             self._budget.tick()
             self._admit(points[0], candidate, bench, until)
@@ -164,9 +170,8 @@ class Search:
         entrants = [candidate for candidate in candidates if candidate.label not in absent]
         return entrants, {label: verdict for label, verdict in failures.items() if label not in absent}
 
-    def _pass(self, contests: list[Contest], until: float) -> None:
+    def _pass(self, contests: list[Contest], bench: Bench, until: float) -> None:
         """Race on one fresh sandbox, serving first whoever has had the least of its share."""
-        bench = self._bench()
         for contest in contests:
             for label in list(contest.race.running):
                 self._try(contest, contest.candidates[label], bench.bind)
@@ -177,6 +182,20 @@ class Search:
             contest = min(waiting, key=lambda c: c.spent_s / c.point.share)
             self._note_all(contest, contest.look(bench, self._shuffler))
             self._budget.tick()
+
+    def _check_again(self, contests: list[Contest], bench: Bench) -> None:
+        """Take out who has become wrong in the course of the race, kind by kind."""
+        smallest = {contest.point.kind: contest.point for contest in reversed(contests)}
+        checked: dict[tuple[Kind, str], Rejected | None] = {}
+        for contest in contests:
+            for label in list(contest.race.running):
+                key = contest.point.kind, label
+                if key not in checked:
+                    checked[key] = bench.fault(smallest[contest.point.kind], label)
+                fault = checked[key]
+                if fault is not None:
+                    contest.reject(label, fault)
+                    self._note(contest.point.kind, contest.candidates[label], fault)
 
     def _propose(self, contest: Contest, bench: Bench) -> None:
         for _ in range(_PROPOSALS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from autotune.config import ConfigError
+from autotune.screening import one_line
 from swa_alloc.strategies import Strategy, candidate_label, create, strategy_class
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Space:
         operation: Name of the operation.
         strategies: Names, in order of preference.
         fixed: Candidates that race from the start.
+        broken: Why strategies could not say what is worth racing, by name.
         open: Names whose parameters are too many to race them all; Optuna proposes more of them.
     """
 
@@ -52,6 +55,7 @@ class Space:
     strategies: tuple[str, ...]
     fixed: tuple[Candidate, ...]
     open: tuple[str, ...]
+    broken: Mapping[str, str]
 
     def claim(self, trial: optuna.Trial, candidate: Candidate) -> None:
         """Take down in a trial, enqueued for it, that it stands for a fixed candidate.
@@ -71,15 +75,21 @@ class Space:
 def make_space(operation: str, default: str, strategies: Sequence[str]) -> Space:
     """The space over these strategies and the default, which comes first."""
     ordered = tuple(dict.fromkeys((default, *strategies)))
-    grids = {name: _grid(operation, name) for name in ordered}
+    grids: dict[str, list[dict[str, Any]]] = {}
+    broken: dict[str, str] = {}
+    for name in ordered:
+        try:
+            grids[name] = _grid(operation, name)
+        except Exception as error:  # noqa: BLE001 - somebody else's strategy must not stop the others
+            broken[name] = one_line(error)
     small = sum(len(grid) for grid in grids.values()) <= SMALL_SPACE
     too_many = () if small else tuple(name for name, grid in grids.items() if len(grid) > 1)
     fixed = [Candidate(operation, name, {}) for name in too_many]
-    fixed += [Candidate(operation, name, params) for name in ordered if name not in too_many for params in grids[name]]
+    fixed += [Candidate(operation, name, params) for name in grids if name not in too_many for params in grids[name]]
     # The default races with its own parameters, whatever its grid holds.
     standing = Candidate(operation, default, {})
     fixed = [standing, *(candidate for candidate in fixed if candidate.label != standing.label)]
-    return Space(operation, ordered, tuple(fixed), too_many)
+    return Space(operation, tuple(grids), tuple(fixed), too_many, broken)
 
 
 def chosen_names(operation: str, settings: Strategies, known: Sequence[str]) -> tuple[str, ...]:
@@ -123,7 +133,9 @@ def _key(strategy: str, parameter: str) -> str:
 
 
 def _suggest(operation: str, name: str, trial: optuna.Trial) -> dict[str, Any]:
-    return strategy_class(operation, name).suggest(_Prefixed(trial, name))
+    params = strategy_class(operation, name).suggest(_Prefixed(trial, name))
+    json.dumps(params)  # a profile must be able to hold them
+    return dict(params)
 
 
 def _grid(operation: str, name: str) -> list[dict[str, Any]]:

@@ -91,7 +91,7 @@ class _Engine:
         # A pool smaller than one request gets requests that fit.
         prompt = self._length(self._load.prompt_tokens)
         final = max(1, min(prompt + self._length(self._load.output_tokens), self._load.size, self._load.size_swa))
-        row = torch.zeros(self._whole_pages(final), dtype=torch.int32)
+        row = torch.zeros(self._whole_pages(final), dtype=torch.int32, device="cpu")
         return _Request(row, length=min(prompt, final), final_length=final)
 
     def _length(self, mean: int) -> int:

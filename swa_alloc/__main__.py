@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from swa_alloc._stdio import complain, prepare, printing
 from swa_alloc.errors import PoolError, ProfileError, SWAAllocError
 from swa_alloc.explain import explain_profile, explain_selection
 from swa_alloc.mapping import FullToSWAMapping
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
+    prepare()
     options = _parser().parse_args(arguments)
     try:
-        options.command(options)
+        with printing():
+            code: int = options.command(options)
     except SWAAllocError as error:
-        sys.stderr.write(f"swa_alloc: {error}\n")
+        complain(f"swa_alloc: {error}")
         return 2
-    return 0
+    return code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,27 +69,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: argparse.Namespace) -> int:
     _print(explain_profile(StrategyProfile.load(options.file)))
+    return 0
 
 
-def _validate(options: argparse.Namespace) -> None:
-    failures = []
+def _validate(options: argparse.Namespace) -> int:
+    code = 0
     for file in options.files:
         try:
             profile = StrategyProfile.load(file)
             races = len(profile.evidence.measurements)
-            _print(
-                f"{file}: a profile for {profile.fingerprint.device_name}, "
-                f"{len(profile.decisions)} decisions from {races} races"
-            )
         except ProfileError as error:
-            failures.append(str(error))
-    if failures:
-        raise ProfileError("\nswa_alloc: ".join(failures))
+            complain(f"swa_alloc: {error}")
+            code = 2
+        else:
+            name, decisions = profile.fingerprint.device_name, len(profile.decisions)
+            _print(f"{file}: a profile for {name}, {decisions} decisions from {races} races")
+    return code
 
 
-def _explain(options: argparse.Namespace) -> None:
+def _explain(options: argparse.Namespace) -> int:
     if options.size < 1 or options.page_size < 1 or options.size % options.page_size:
         raise PoolError(
             f"--size must be a multiple of --page-size, and both at least 1, not {options.size} and {options.page_size}"
@@ -106,13 +109,15 @@ def _explain(options: argparse.Namespace) -> None:
         _print(
             f"note: no profile fits; an allocator would do as {ON_MISSING_VARIABLE} or on_missing= says: {on_missing}"
         )
+    return 0
 
 
-def _path(_options: argparse.Namespace) -> None:
+def _path(_options: argparse.Namespace) -> int:
     named = os.environ.get(PROFILE_VARIABLE)
     _print(f"{PROFILE_VARIABLE}: {named or 'not set'}")
     for store in stores():
         _print(f"{store.layer}: {store.directory} (profiles: {len(store.files())})")
+    return 0
 
 
 def _print(text: str) -> None:

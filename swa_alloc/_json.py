@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+# Some hundred times the largest profile.
+_LARGEST_FILE = 1 << 26
 # Of a field, quoted in an error.
 _LONGEST_NAME = 80
 
@@ -55,8 +57,12 @@ def read(path: Path) -> object:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON.
+        ValueError: it is not a file of JSON.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is no regular file")  # reading a FIFO would never end
+    if path.stat().st_size > _LARGEST_FILE:
+        raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

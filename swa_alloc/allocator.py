@@ -8,7 +8,7 @@ import torch
 
 from swa_alloc.errors import PoolError
 from swa_alloc.mapping import FullToSWAMapping
-from swa_alloc.pool import PoolAllocator, check_sizes
+from swa_alloc.pool import PoolAllocator, check_indices, check_sizes
 from swa_alloc.selection import OnMissing, Overrides
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ class SWATokenToKVPoolAllocator:
         self._kvcache = kvcache
         self.need_sort = need_sort
         where = torch.device(device)
-        self.full_attn_allocator = PoolAllocator(size, page_size, where, need_sort=need_sort)
-        self.swa_attn_allocator = PoolAllocator(size_swa, page_size, where, need_sort=need_sort)
         overrides = Overrides(profile, strategy, on_missing, strict_profile)
-        self._mapping = FullToSWAMapping.allocate(size, page_size, where, overrides)
+        # What inference mode makes cannot be written outside it.
+        with torch.inference_mode(mode=False):
+            self.full_attn_allocator = PoolAllocator(size, page_size, where, need_sort=need_sort)
+            self.swa_attn_allocator = PoolAllocator(size_swa, page_size, where, need_sort=need_sort)
+            self._mapping = FullToSWAMapping.allocate(size, page_size, where, overrides)
         # The bound callable itself, not a method around it: a frame saved on the decode path.
         self.clear_full_to_swa_mapping = self._mapping.clear
         if kvcache is not None:
@@ -174,6 +176,7 @@ class SWATokenToKVPoolAllocator:
         Raises:
             PoolError: more would be free than there are.
         """
+        check_indices(free_index)
         if free_index.numel() == 0:
             return
         pages = self.full_attn_allocator.pages_of(free_index)
@@ -193,8 +196,10 @@ class SWATokenToKVPoolAllocator:
         """Give each of ``[k]`` full slots an SWA slot.
 
         Raises:
-            PoolError: the two differ in length.
+            PoolError: they are no indices, or the two differ in length.
         """
+        check_indices(full_indices)
+        check_indices(swa_indices)
         if full_indices.numel() != swa_indices.numel():
             raise PoolError(f"{full_indices.numel()} full slots cannot be given {swa_indices.numel()} SWA slots")
         self._mapping.set(full_indices, swa_indices)

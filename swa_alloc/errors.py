@@ -8,6 +8,7 @@
     │   └── StrategyUnavailable       it exists, and cannot run on this device
     ├── TraceError (ValueError)       a trace that is missing, corrupt or of another version
     ├── ProfileError (ValueError)     a profile that is missing, corrupt, foreign or not writable
+    ├── OutputError                   a result cannot be written to stdout
     └── CalibrationError (RuntimeError)   measuring failed
         └── DeviceError               the device that was asked for cannot be used
 """
@@ -37,6 +38,10 @@ class TraceError(SWAAllocError, ValueError):
 
 class ProfileError(SWAAllocError, ValueError):
     """A profile that is missing, corrupt, made elsewhere, or cannot be written."""
+
+
+class OutputError(SWAAllocError):
+    """A result that cannot be written to stdout."""
 
 
 class CalibrationError(SWAAllocError, RuntimeError):

@@ -28,7 +28,7 @@ class FreeList:
 
     def reset(self) -> None:
         """Make every page free again, in ascending order. O(capacity)."""
-        torch.arange(1, self.capacity + 1, out=self._ids)
+        torch.arange(1, self.capacity + 1, out=self._ids, device=self._ids.device)
         self._head = 0
 
     def take(self, count: int) -> torch.Tensor | None:
@@ -36,9 +36,10 @@ class FreeList:
         head = self._head
         if count > self.capacity - head:
             return None
-        self._head = head + count
         # One call for slice and copy; a view would change under the caller when its pages come back.
-        return self._ids.narrow_copy(0, head, count)
+        taken = self._ids.narrow_copy(0, head, count)
+        self._head = head + count
+        return taken
 
     def put(self, page_ids: torch.Tensor) -> None:
         """Give back ``[k]`` int32 or int64 page ids.

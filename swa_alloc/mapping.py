@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swa_alloc._stdio import one_line
 from swa_alloc.dispatch import bind_choice
 from swa_alloc.errors import PoolError, StrategyError
 from swa_alloc.operations import PAGE, TOKEN, empty_mapping, page_view
@@ -85,8 +86,9 @@ class FullToSWAMapping:
         return self._pages[:, 0][pages]
 
     def reset(self) -> None:
-        """Clear the whole table; the sentinel stays."""
+        """Clear the whole table, and set the sentinel, which an index of -1 may have overwritten."""
         self._pages.zero_()
+        self.tensor[-1:].fill_(-1)
 
 
 def tuned_clear(
@@ -114,7 +116,10 @@ def tuned_clear(
     Raises:
         PoolError: ``mapping`` is not a mapping with that page size.
     """
-    return FullToSWAMapping(mapping, page_size, Overrides(profile, strategy, on_missing, strict_profile)).clear
+    overrides = Overrides(profile, strategy, on_missing, strict_profile)
+    # What inference mode makes, workspaces among it, cannot be written outside it.
+    with torch.inference_mode(mode=False):
+        return FullToSWAMapping(mapping, page_size, overrides).clear
 
 
 def _full_size(tensor: torch.Tensor, page_size: int) -> int:
@@ -158,4 +163,4 @@ def _log(selection: Selection) -> None:
     if selection.troubles:
         defaults = {choice.decisions[0].label for choice in selection.choices.values() if choice.layer == "default"}
         fallback = f"; clearing with the default, {', '.join(sorted(defaults))}" if defaults else ""
-        logger.warning("%s%s", "; ".join(selection.troubles), fallback)
+        logger.warning("%s", one_line(f"{'; '.join(selection.troubles)}{fallback}"))

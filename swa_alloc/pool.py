@@ -6,6 +6,9 @@ import torch
 
 from swa_alloc.errors import PoolError
 from swa_alloc.free_list import FreeList, SortedFreeList
+from swa_alloc.operations import INDEX_DTYPES
+
+_INDEX_DTYPES = frozenset(INDEX_DTYPES.values())
 
 
 class PoolAllocator:
@@ -44,7 +47,7 @@ class PoolAllocator:
 
     def check_need(self, need_size: int) -> None:
         """Raise PoolError unless ``need_size`` is a number of slots that are whole pages."""
-        if not isinstance(need_size, int) or need_size < 0 or need_size % self.page_size:
+        if type(need_size) is not int or need_size < 0 or need_size % self.page_size:
             raise PoolError(f"need_size must be a multiple of the page size {self.page_size}, not {need_size!r}")
 
     def free(self, slots: torch.Tensor) -> None:
@@ -53,8 +56,9 @@ class PoolAllocator:
         Slots of the padding page are left out. The number of pages depends on the data, so it synchronizes on a device.
 
         Raises:
-            PoolError: more would be free than there are; nothing has changed then.
+            PoolError: they are no indices, or more would be free than there are; nothing has changed then.
         """
+        check_indices(slots)
         pages = self.pages_of(slots)
         self.free_page_ids(pages[pages > 0])
 
@@ -82,6 +86,12 @@ class PoolAllocator:
         if self.page_size == 1:
             return pages
         return (pages.unsqueeze(1) * self.page_size + self._offsets).view(-1)
+
+
+def check_indices(indices: torch.Tensor) -> None:
+    """Raise PoolError unless these can be ``[k]`` indices; their values are not looked at, which would synchronize."""
+    if indices.dtype not in _INDEX_DTYPES or indices.dim() != 1:
+        raise PoolError(f"indices must be 1-D and int32 or int64, not {indices.dim()}-D and {indices.dtype}")
 
 
 def check_sizes(**sizes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -280,6 +281,8 @@ def _not_usable(path: str | Path, error: ValueError) -> ProfileError:
 
 
 def _check_order(profile: StrategyProfile) -> None:
+    if not profile.decisions:
+        raise ValueError("decisions must hold at least one")
     for key in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in profile.decisions):
         bounds = [decision.max_indices for decision in profile.decisions_for(*key)]
         *closed, last = bounds
@@ -294,7 +297,7 @@ def _of_this_schema(document: object) -> object:
     """``document``, unless it says that it is something else: one clear reason before many puzzling ones."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"its schema is {schema!r} and this version reads {SCHEMA!r}")
+        raise ValueError(f"its schema is {reprlib.repr(schema)} and this version reads {SCHEMA!r}")
     return document
 
 

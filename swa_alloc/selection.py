@@ -132,20 +132,26 @@ def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
         return {key: Choice(*key, layer, pin.name, _everywhere(key, pin.name), instance=pin) for key in keys}
     if not isinstance(pin, str):
         raise StrategyError(f"a pin is the name of a strategy or a Strategy instance, not {pin!r}")
+    parts = [part.strip() for part in pin.split(",") if part.strip()]
+    if not parts:
+        raise StrategyError(f"pin {pin!r} names no strategy; write STRATEGY or TARGET=STRATEGY")
+    bare = [part for part in parts if "=" not in part]
     choices: dict[Key, Choice] = {}
-    for part in filter(None, (part.strip() for part in pin.split(","))):
+    spelled_out: set[Key] = set()
+    # A bare name means whatever the strategy serves; a target that is spelled out means just that, and goes before.
+    for part in (*bare, *(part for part in parts if "=" in part)):
         where, separator, name = part.rpartition("=")
         keys = [key for key in _keys() if not separator or ".".join(key) == where.strip()]
         if not keys:
             known = ", ".join(".".join(key) for key in _keys())
             raise StrategyError(f"pin {part!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
-        name = name.strip()
-        for key in keys:
-            # A typo is found here, not at the first clear.
-            serves = key[1] in create(key[0], name).targets
-            # A bare name means whatever the strategy serves; a target that is spelled out means just that.
-            if serves or separator:
-                choices[key] = Choice(*key, layer, pin, _everywhere(key, name))
+        # A typo is found here, not at the first clear.
+        serves = {key: key[1] in create(key[0], name.strip()).targets for key in keys}
+        if spelled_out & set(keys) or len(bare) > 1:
+            raise StrategyError(f"pin {pin!r} says twice what serves {'.'.join(keys[0])}")
+        spelled_out |= set(keys) if separator else set()
+        for key in (key for key in keys if serves[key] or separator):
+            choices[key] = Choice(*key, layer, pin, _everywhere(key, name.strip()))
     return choices
 
 
@@ -188,6 +194,8 @@ def _from_profiles(
         layer, profile = named
         # A profile that somebody named is used, or nothing is: looking elsewhere would hide the mistake.
         try:
+            if not isinstance(profile, StrategyProfile | str | Path):
+                raise ProfileError(f"a profile is a StrategyProfile or the path of one, not {profile!r}")  # noqa: TRY301 - handled as the other troubles of a named profile are
             loaded = profile if isinstance(profile, StrategyProfile) else StrategyProfile.load(profile)
             match = loaded.match(here, size, page_size)
             source = "the profile passed in" if loaded is profile else str(profile)

@@ -117,3 +117,53 @@ def test_explain_names_the_profile_and_the_strategies() -> None:
     assert "clear.token: decided by profile= argument" in words
     assert "int32 any number: masked_fill" in words
     assert "int64 any number: masked_fill" in words
+
+
+@pytest.mark.parametrize("need_size", [2.0, True, -1, "2", torch.tensor([2])])
+@pytest.mark.parametrize("need_sort", [False, True])
+def test_an_impossible_need_is_refused_and_changes_nothing(need_size: Any, need_sort: bool) -> None:  # noqa: FBT001 - a case
+    allocator = _make(8, 8, 1, need_sort=need_sort)
+    with pytest.raises(PoolError, match="need_size must be"):
+        allocator.alloc(need_size)
+    assert allocator.available_size() == 8
+    assert allocator.alloc(8) is not None
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([1.0]), torch.tensor([True]), torch.tensor([[1]]), torch.tensor(1)])
+def test_what_is_no_list_of_indices_is_refused_everywhere(indices: torch.Tensor) -> None:
+    allocator = _make(8, 8, 1)
+    slots = allocator.alloc(2)
+    assert slots is not None
+    for free in (allocator.free, allocator.free_swa, allocator.free_full):
+        with pytest.raises(PoolError, match="indices must be 1-D and int32 or int64"):
+            free(indices)
+    with pytest.raises(PoolError, match="indices must be 1-D and int32 or int64"):
+        allocator.set_full_to_swa_mapping(indices, indices)
+    assert (allocator.full_available_size(), allocator.swa_available_size()) == (6, 6)
+
+
+def test_another_default_device_does_not_matter() -> None:
+    # A server may have set its accelerator as the default device.
+    with torch.device("meta"):
+        allocator = _make(8, 8, 4)
+        slots = allocator.alloc(4)
+        assert slots is not None
+        allocator.free(slots)
+    assert slots.tolist() == [4, 5, 6, 7]
+    assert allocator.available_size() == 8
+
+
+def test_what_is_made_in_inference_mode_works_outside_it() -> None:
+    with torch.inference_mode():
+        allocator = _make(8, 8, 4, strategy="masked_fill")
+    slots = allocator.alloc(8)
+    assert slots is not None
+    allocator.free(slots)
+    assert allocator.available_size() == 8
+
+
+def test_clearing_everything_restores_a_sentinel_that_an_index_of_minus_one_has_overwritten() -> None:
+    allocator = _make(8, 8, 4)
+    allocator.set_full_to_swa_mapping(torch.tensor([-1]), torch.tensor([4]))
+    allocator.clear()
+    assert allocator.full_to_swa_index_mapping.tolist() == [0] * 12 + [-1]

@@ -396,6 +396,7 @@ def test_a_pin_replaces_a_measured_profile_and_measuring_replaces_a_pin(command:
         (["strategies.include=[index_fil]"], ["strategies.include", "index_fil", "index_fill"]),
         (["strategies.exclude=[index_fil]"], ["strategies.exclude", "index_fil", "index_fill"]),
         (["strategies.include=[scatter]", "strategies.exclude=[scatter]"], ["leave no clear strategy"]),
+        (["strategies.include=[triton_fill]"], ["strategies.include", "triton_fill", "unavailable"]),
         (["strategies.include=[]"], ["strategies.include", "leave no clear strategy"]),
     ],
 )
@@ -413,7 +414,11 @@ def test_a_strategy_that_cannot_be_had_is_refused(
     ("arguments", "parts"),
     [
         (["+workload.widow=3"], ["workload.widow", "did you mean workload.window"]),
-        (["workload.widow=3"], ["widow"]),
+        (["workload.widow=3"], ["unknown key workload.widow", "did you mean workload.window"]),
+        (["~device"], ["not set: device.kind"]),
+        (["workload=null"], ["string or a list"]),
+        (["calibration.sizes=1000000000000"], ["calibration.sizes must be from 3 to 64"]),
+        (["strategies.pin=','"], ["names no strategy"]),
         (["workload=mimo_v3_flash"], ["mimo_v3_flash", "mimo_v2_flash"]),
         (["device=tpu"], ["tpu", "npu"]),
         (["device.kind=tpu"], ["tpu", "npu"]),
@@ -437,6 +442,29 @@ def test_a_wrong_request_has_one_line_and_leaves_no_profile(
     assert not isolated.exists()
 
 
+def test_a_pool_that_no_memory_holds_is_refused_before_it_is_played(command: Command) -> None:
+    finished = command("device=cpu", f"workload.size={64 * 10**12}")
+    assert_refused(finished, 3, "bytes", "lower workload.size")
+
+
+def test_a_reader_that_goes_away_is_no_error_and_a_full_stdout_is_one(isolated: Path) -> None:
+    command = f"{sys.executable} -m autotune {' '.join(QUICK)} format=json"
+    for sink, code in (("| true", 0), (">&-", 0), ("> /dev/full", 2)):
+        done = subprocess.run(
+            ["/bin/bash", "-c", f"set -o pipefail; {command} {sink}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "AUTOTUNE_OUTPUT_DIR": str(isolated / "runs")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        complaints = [line for line in done.stderr.splitlines() if " INFO " not in line]
+        assert done.returncode == code, done.stderr
+        expected = ["autotune: the result cannot be written to stdout: No space left on device"] if code else []
+        assert complaints == expected
+    assert len(profiles(isolated)) == 1
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "swa_alloc.trace/1"}', "\xff\xfe"])
 def test_a_corrupt_trace_is_refused_by_name(command: Command, tmp_path: Path, text: str) -> None:
     (tmp_path / "clears.json").write_bytes(text.encode("latin-1"))
@@ -445,7 +473,11 @@ def test_a_corrupt_trace_is_refused_by_name(command: Command, tmp_path: Path, te
 
 
 def test_a_recorded_trace_is_measured(command: Command, isolated: Path, tmp_path: Path) -> None:
-    entries = (TraceEntry("clear", "token", "int64", 96, "scattered", 1.0),)
+    entries = (
+        TraceEntry("clear", "token", "int64", 96, "scattered", 1.0),
+        # One page of all: a layout that a recording of somebody else's may well have.
+        TraceEntry("clear", "page", "int64", 1, "pages", 1.0),
+    )
     Trace(SCHEMA, 2048, 32, entries).save(tmp_path / "clears.json")
     finished = command("device=cpu", "workload=trace", "workload.path=clears.json")
     assert finished.code == 0, finished.err
@@ -453,11 +485,13 @@ def test_a_recorded_trace_is_measured(command: Command, isolated: Path, tmp_path
     profile = StrategyProfile.load(path)
     assert (profile.workload.name, profile.workload.size, profile.workload.page_size) == ("trace", 2048, 32)
     found = {(m.target, m.index_dtype): (m.indices, m.weight) for m in profile.evidence.measurements}
-    assert found["token", "int64"] == (96, 1.0)
-    assert found["page", "int32"] == (3, 0.0)
+    assert found["token", "int64"] == (96, 0.5)
+    assert found["page", "int32"] == (1, 0.0)
 
 
-@pytest.mark.parametrize("text", ["name: mine\n  size: [\n", "name: mine\nwidow: 3\n", "- a list\n", "a: b: c\n"])
+@pytest.mark.parametrize(
+    "text", ["name: mine\n  size: [\n", "name: mine\nwidow: 3\n", "- a list\n", "a: b: c\n", "defaults: 5\n"]
+)
 def test_a_faulty_overlay_has_one_line_that_names_it(command: Command, tmp_path: Path, text: str) -> None:
     (tmp_path / "mine" / "workload").mkdir(parents=True)
     (tmp_path / "mine" / "workload" / "broken.yaml").write_text(text, encoding="utf-8")

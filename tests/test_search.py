@@ -639,3 +639,52 @@ def test_a_border_is_refined_only_where_a_wrong_one_costs(clock: Clock, register
     near = ScriptedDevice(costs(index_fill=10.0, flat=7.0), clock)
     profile = measure(request(near, ["flat"], counts=(16, 1024)))
     assert [m.indices for m in profile.evidence.measurements if m.index_dtype == "int32"] == [16, 1024]
+
+
+# What goes wrong outside the calls
+
+
+@pytest.mark.parametrize(
+    "suggest",
+    [
+        lambda _cls, _trial: 1 / 0,
+        lambda _cls, _trial: 5,
+        lambda _cls, _trial: {"shape": object()},
+        lambda _cls, trial: {"share": trial.suggest_float("share", 0.0, 1.0)},
+    ],
+    ids=["raises", "gives no parameters", "gives what no profile can hold", "asks for what there is not"],
+)
+def test_a_strategy_that_cannot_say_what_to_try_is_left_out_with_the_reason(
+    clock: Clock, register: Register, suggest: Any
+) -> None:
+    register(named("odd", suggest=classmethod(suggest)))
+    register(named("fast"))
+    device = ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock)
+    profile = measure(request(device, ["odd", "fast"]))
+    assert {entry.reason for entry in ineligible(profile, "odd")} == {"raised"}
+    assert winners(profile)["token", "int32"] == {"fast"}
+
+
+def test_a_strategy_that_becomes_wrong_in_the_course_of_the_race_does_not_win(clock: Clock, register: Register) -> None:
+    def clear(_self: ScriptedStrategy, target: Any) -> Any:
+        table, calls = target.table, iter(range(10**9))
+        # Right for as long as the contract looks.
+        return lambda indices: table.index_fill_(0, indices.long(), 0) if next(calls) < 12 else None
+
+    register(named("fading", clear=clear))
+    device = ScriptedDevice(costs(index_fill=10.0, fading=5.0), clock)
+    profile = measure(request(device, ["fading"]))
+    assert {entry.reason for entry in ineligible(profile, "fading")} == {"wrong_result"}
+    assert winners(profile) == {("token", "int32"): {DEFAULT}, ("token", "int64"): {DEFAULT}}
+
+
+def test_a_strategy_that_would_end_the_process_is_one_that_raised(clock: Clock, register: Register) -> None:
+    def clear(_self: ScriptedStrategy, _target: Any) -> Any:
+        def leave(_indices: torch.Tensor) -> None:
+            raise SystemExit(0)
+
+        return leave
+
+    register(named("leaving", clear=clear))
+    profile = measure(request(ScriptedDevice(costs(index_fill=10.0), clock), ["leaving"]))
+    assert {entry.reason for entry in ineligible(profile, "leaving")} == {"raised"}

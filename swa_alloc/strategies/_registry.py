@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import warnings
+import logging
 from typing import Any, TypeVar
 
 from swa_alloc.errors import StrategyError
 from swa_alloc.operations import OPERATIONS
 from swa_alloc.strategies._base import Strategy
+
+logger = logging.getLogger("swa_alloc")
 
 ENTRY_POINT_GROUP = "swa_alloc.strategies"
 
@@ -110,8 +112,4 @@ def _load_entry_points() -> None:
         try:
             register_strategy(entry_point.load())
         except Exception as error:  # noqa: BLE001 - somebody else's package must not stop a server
-            warnings.warn(
-                f"strategy {entry_point.name!r} of entry point {entry_point.value!r} is left out: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            logger.warning("strategy %r of entry point %r is left out: %s", entry_point.name, entry_point.value, error)
