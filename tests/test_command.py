@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -680,3 +682,31 @@ def test_without_the_extra_the_command_says_what_to_install_and_the_allocator_cl
     assert "pip install 'swa-alloc[autotune]'" in warning
     assert "python -m autotune device=cpu" in warning
     assert not isolated.exists()
+
+
+# What a person at a terminal sees
+
+
+def test_a_terminal_sees_a_bar_while_it_measures_and_a_pipe_does_not(isolated: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *QUICK],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=120,
+        check=False,
+    )
+    os.close(theirs)
+    seen = b""
+    # A pseudo-terminal ends with an error once everybody has closed it.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    os.close(ours)
+    assert done.returncode == 0
+    assert b"of the budget" in seen
+    assert b"of the budget" not in done.stdout
+    assert len(profiles(isolated)) == 1
