@@ -207,7 +207,4 @@ class Contest:
     def _withdraw(self, label: str) -> optuna.Trial:
         if label in self.race.running:
             self.race.leave(label)
-        if label == self.race.default and self.race.running:
-            # Something must be compared with: the next in the registry's order takes the default's place.
-            self.race.promote(min(self.race.running, key=list(self.candidates).index))
         return self._trials.pop(label)

@@ -111,13 +111,14 @@ class Race:
         self.running.append(label)
 
     def leave(self, label: str) -> None:
-        """Take a candidate out; its samples stay."""
-        self.running.remove(label)
+        """Take a candidate out; its samples stay.
 
-    def promote(self, label: str) -> None:
-        """Compare with another running candidate from now on: the default has failed."""
-        self.default = label
-        self.series[CONTROL] = Series(self.rounds)
+        Something must be compared with: in the place of a default that leaves, the next who still runs is the default.
+        """
+        self.running.remove(label)
+        if label == self.default and self.running:
+            self.default = self.running[0]
+            self.series[CONTROL] = Series(self.rounds)
 
     def add_round(self, samples: Mapping[str, Sample]) -> None:
         """Take down one sample of each running candidate, and of ``CONTROL``."""

@@ -73,6 +73,7 @@ class Search:
         self._screener = Screener(request.device, request.settings.call_limit_s)
         self._shuffler = random.Random(request.settings.seed)  # noqa: S311 - orders of a race
         self._storage = optuna.storages.InMemoryStorage()
+        self._contests: list[Contest] = []
         self._admitted: set[tuple[Kind, str]] = set()
         self._rejected: dict[tuple[Kind, str], Ineligible] = {}
 
@@ -105,6 +106,8 @@ class Search:
             self._check_again(contests, bench)
         for contest in contests:
             contest.close()
+        self._contests += contests
+        self._expel()
         return contests
 
     def save_studies(self, storage: optuna.storages.BaseStorage) -> None:
@@ -196,6 +199,14 @@ class Search:
                 if fault is not None:
                     contest.reject(label, fault)
                     self._note(contest.point.kind, contest.candidates[label], fault)
+
+    def _expel(self) -> None:
+        """Take who has turned out to be wrong out of every race of that kind, those of an earlier run among them."""
+        for contest in self._contests:
+            for label in list(contest.race.running):
+                ineligible = self._rejected.get((contest.point.kind, label))
+                if ineligible is not None and ineligible.reason == "wrong_result":
+                    contest.race.leave(label)
 
     def _propose(self, contest: Contest, bench: Bench) -> None:
         for _ in range(_PROPOSALS):
