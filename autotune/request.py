@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotune.config import Calibration, Reuse
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
+from swa_alloc.operations import OPERATIONS, TOKEN, Target, empty_mapping
 from swa_alloc.profile import Objective, ProfileWorkload, StrategyProfile, digest, profile_key
+from swa_alloc.strategies import create
 
 if TYPE_CHECKING:
     from autotune.devices import Device
@@ -58,6 +63,19 @@ class Request:
         trace = self.trace
         return ProfileWorkload(self.name, trace.size, trace.page_size, self.backlog_us, trace.digest)
 
+    @cached_property
+    def unavailable(self) -> Mapping[tuple[str, str], str]:
+        """Why strategies cannot run here, by operation and name. One that fails at the question is screened later."""
+        page_size = self.trace.page_size
+        mapping = empty_mapping(page_size, page_size, self.device.torch_device)
+        reasons = {}
+        for operation, who in self.strategies.items():
+            target = Target(OPERATIONS[operation].name, TOKEN, torch.int64, mapping, page_size)
+            for name in who:
+                with suppress(Exception):
+                    reasons[operation, name] = create(operation, name).unavailable(target)
+        return {who: reason for who, reason in reasons.items() if reason is not None}
+
     @property
     def key(self) -> str:
         """File name, without suffix, of the profile that answers it."""
@@ -68,7 +86,14 @@ class Request:
         """What must be equal for a saved profile to answer, besides fingerprint and workload."""
         settings = self.settings
         margins = [settings.switch_margin, settings.switch_margin_large]
-        return digest([self.objective, {name: list(who) for name, who in self.strategies.items()}, margins])
+        # What has become available since, as Triton does when it is installed, has not been measured.
+        racing = [
+            [operation, name]
+            for operation, who in self.strategies.items()
+            for name in who
+            if (operation, name) not in self.unavailable
+        ]
+        return digest([self.objective, racing, margins])
 
     @property
     def effort(self) -> dict[str, float]:

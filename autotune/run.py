@@ -26,10 +26,10 @@ from autotune.sandbox import Sandbox
 from autotune.space import chosen_names
 from swa_alloc.dispatch import bind_choice
 from swa_alloc.errors import StrategyUnavailable
-from swa_alloc.operations import OPERATIONS, TOKEN
+from swa_alloc.operations import OPERATIONS
 from swa_alloc.selection import pinned
 from swa_alloc.stores import user_directory
-from swa_alloc.strategies import create, names
+from swa_alloc.strategies import names
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -86,12 +86,9 @@ def _check_included(included: Sequence[str], request: Request) -> None:
     Raises:
         StrategyUnavailable: there is one.
     """
-    sandbox = Sandbox(request.trace.page_size, request.trace.page_size, request.device, request.settings.seed)
-    for operation, who in request.strategies.items():
-        for name in (name for name in who if name in included):
-            reason = create(operation, name).unavailable(sandbox.target((OPERATIONS[operation].name, TOKEN, "int64")))
-            if reason is not None:
-                raise StrategyUnavailable(f"strategies.include names {name}, which is unavailable here: {reason}")
+    for (_, name), reason in request.unavailable.items():
+        if name in included:
+            raise StrategyUnavailable(f"strategies.include names {name}, which is unavailable here: {reason}")
 
 
 def _pin(request: Request, choices: Mapping[Key, Choice]) -> StrategyProfile:

@@ -246,6 +246,15 @@ def test_another_question_is_not_answered_by_a_saved_profile(command: Command, c
     assert "measuring" in finished.err
 
 
+def test_a_strategy_that_has_become_available_since_is_measured(command: Command) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    # Its interpreter makes the Triton fill available on a CPU, as an installation does on a GPU.
+    assert "measuring" in command(*QUICK).err
+    finished = command(*QUICK, env={"TRITON_INTERPRET": "1"})
+    assert "measuring" in finished.err
+    assert "not raced: npu_scatter_nd_update" in finished.out
+
+
 def test_reuse_can_be_forbidden(command: Command) -> None:
     command(*QUICK)
     assert "measuring" in command(*QUICK, "profile.reuse=never").err
