@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +44,11 @@ def write_report(outcome: Outcome, path: Path) -> None:
 
 def _print_table(outcome: Outcome) -> None:
     console = Console(file=sys.stdout)
-    _write(outcome, console if console.is_terminal else Console(file=sys.stdout, width=_PLAIN_WIDTH))
+    console = console if console.is_terminal else Console(file=sys.stdout, width=_PLAIN_WIDTH)
+    with console.capture() as report:
+        _write(outcome, console)
+    # Not printed by rich, which would end the process where the reader has gone.
+    sys.stdout.write(report.get())
 
 
 def _print_json(outcome: Outcome) -> None:
@@ -60,8 +63,7 @@ _PRINT: Mapping[Format, Callable[[Outcome], None]] = MappingProxyType(
 
 def _write(outcome: Outcome, console: Console) -> None:
     profile = outcome.profile
-    style = box.SIMPLE if console.is_terminal else None
-    tables = [_table(profile, operation, style) for operation in OPERATIONS.values()]
+    tables = [_table(profile, operation) for operation in OPERATIONS.values()]
     for part in (*_heading(profile), *tables, *_summary(profile), _whereabouts(outcome)):
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
@@ -79,9 +81,10 @@ def _heading(profile: StrategyProfile) -> Iterator[str]:
         yield "pinned    by hand, nothing was measured"
 
 
-def _table(profile: StrategyProfile, operation: Operation, style: box.Box | None) -> Table:
+def _table(profile: StrategyProfile, operation: Operation) -> Table:
     """A row for each measured size, under the decision that serves it."""
-    table = Table(box=style, pad_edge=False)
+    # Without lines it fits the 80 columns of a terminal.
+    table = Table(box=None, pad_edge=False)
     table.add_column(operation.name, no_wrap=True)
     table.add_column("strategy", overflow="fold")
     if profile.evidence.measurements:

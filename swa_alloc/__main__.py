@@ -29,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     prepare()
     options = _parser().parse_args(arguments)
+    code: int = 0
     try:
         with printing():
-            code: int = options.command(options)
+            code = options.command(options)
     except SWAAllocError as error:
         complain(f"swa_alloc: {error}")
         return 2

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from builders import decide, elsewhere, make_document, make_profile, make_provenance, save_in, write_json
+from conftest import ROOT
 
 from swa_alloc.__main__ import main
 
@@ -254,3 +258,20 @@ def test_a_wrong_command_line_is_one_line_that_says_what(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     fails_with_one_line(capsys, *arguments)
+
+
+@pytest.mark.parametrize(("sink", "code"), [("| true", 0), (">&-", 0), ("> /dev/full", 2)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error_and_a_full_stdout_is_one(sink: str, code: int, unbuffered: str) -> None:
+    # Unbuffered, it is the print that fails, and not the flush after it.
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"set -o pipefail; {sys.executable} -m swa_alloc path {sink}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    expected = "swa_alloc: the result cannot be written to stdout: No space left on device\n" if code else ""
+    assert done.stderr == expected
