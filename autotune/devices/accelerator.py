@@ -49,8 +49,8 @@ class Accelerator(Device):
     def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
         """See ``Device.time``. One block gives host and device time, one more call the wall time."""
         self.synchronize()
-        start = perf_counter_ns()
         self._begin.record()
+        start = perf_counter_ns()
         for arguments in block:
             call(*arguments)
         returned = perf_counter_ns()

@@ -34,8 +34,9 @@ class TritonFill(Strategy):
     def suggest(cls, trial: Trial) -> dict[str, Any]:
         """See ``Strategy.suggest``."""
         return {
-            "block": trial.suggest_categorical("block", (128, 256, 512, 1024)),
-            "num_warps": trial.suggest_categorical("num_warps", (1, 2, 4)),
+            # Few, since each is compiled, for each index dtype and target, within the budget.
+            "block": trial.suggest_categorical("block", (256, 1024)),
+            "num_warps": trial.suggest_categorical("num_warps", (1, 4)),
         }
 
     def unavailable(self, target: Target) -> str | None:
@@ -52,16 +53,21 @@ class TritonFill(Strategy):
         # Triton is optional, and its import takes half a second.
         from swa_alloc.strategies._triton_kernels import fill_zero
 
-        table, block, num_warps = target.mapping, self._block, self._num_warps
+        mapping, block, num_warps = target.mapping, self._block, self._num_warps
         row_slots = 1 if target.name == TOKEN else target.page_size
 
-        def clear(indices: torch.Tensor) -> None:
+        def fill(table: torch.Tensor, indices: torch.Tensor) -> None:
             slots = indices.numel() * row_slots
             if slots:
                 fill_zero[((slots + block - 1) // block,)](
                     table, indices, slots, indices.stride(0), ROW_SLOTS=row_slots, BLOCK=block, num_warps=num_warps
                 )
 
+        def clear(indices: torch.Tensor) -> None:
+            fill(mapping, indices)
+
+        # Compiles, now and not at the first clear.
+        fill(mapping.new_zeros(row_slots), mapping.new_zeros(1, dtype=target.index_dtype))
         return clear
 
 

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
+# One compiled kernel for all sizes, strides and alignments: a variant more would be compiled in the middle of serving.
+@triton.jit(do_not_specialize=["slots", "index_stride"], do_not_specialize_on_alignment=["indices"])  # type: ignore[untyped-decorator]  # Triton ships no type information
 def fill_zero(table, indices, slots, index_stride, ROW_SLOTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803 - Triton reads this signature, not Python
     """Zero ``table[indices[i] * ROW_SLOTS + j]`` for every i and every j < ROW_SLOTS; ``slots`` is their number."""
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
