@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import torch
@@ -133,7 +133,7 @@ def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
     )
 
 
-def provenance(request: Request, method: Any, measuring_s: float) -> Provenance:
+def provenance(request: Request, method: Literal["measured", "pinned"], measuring_s: float) -> Provenance:
     """Where a profile made now comes from."""
     return Provenance(
         method=method,
@@ -239,7 +239,7 @@ def _rounded(value: float) -> float:
 
 def _rank(measurement: CandidateMeasurement) -> tuple[bool, float]:
     unpaired = measurement.ratio is None
-    return unpaired, measurement.wall_us if measurement.ratio is None else measurement.ratio
+    return unpaired, measurement.cost_us("latency") if measurement.ratio is None else measurement.ratio
 
 
 def _plain(settings: Any) -> dict[str, Any]:

@@ -140,7 +140,8 @@ class Contest:
         """Run a few rounds, report them to Optuna, and drop who is beaten. Returns who failed."""
         start = monotonic()
         failed: dict[str, Rejected] = {}
-        for _ in range(_LOOK):
+        rounds = min(_LOOK, self._rounds_left)
+        for _ in range(rounds):
             calls = {label: self._calls[label] for label in self.race.running}
             failed |= self._round(bench, calls, shuffler)
         failed |= self._reject_unmeasurable(
@@ -151,7 +152,7 @@ class Contest:
             trial.report(self.race.median_cost(label), self.race.rounds)
             if trial.should_prune():
                 self._prune(label)
-        self._rounds_left = 0 if self._settled() else self._rounds_left - _LOOK
+        self._rounds_left = 0 if self._settled() else self._rounds_left - rounds
         self.spent_s += monotonic() - start
         return failed
 

@@ -18,7 +18,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from autotune.devices import Sample
-    from swa_alloc.profile import Objective
+    from swa_alloc.operations import Objective
 
 # The default raced against itself: what it differs from itself by is noise.
 CONTROL = "the default again"
@@ -89,7 +89,7 @@ class Race:
     """Rounds of samples of several candidates at one number of indices.
 
     Args:
-        default: Label of the default strategy, which everything is compared with and which never leaves.
+        default: Label of the strategy that all are compared with; should it fail, the next one stands in.
         objective: What is minimized.
     """
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from autotune.config import Format
 from swa_alloc._stdio import printing
-from swa_alloc.explain import left_out, measured, ranges, span
+from swa_alloc.explain import is_default, left_out, measured, ranges, span
 from swa_alloc.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -98,26 +98,34 @@ def _table(profile: StrategyProfile, operation: Operation) -> Table:
             table.add_row(serves, label)
         for measurement, candidate in found:
             default = _default_us(profile, measurement)
-            table.add_row(serves, label, str(measurement.indices), _us(candidate), default, _ratio(candidate))
+            table.add_row(
+                serves,
+                label,
+                str(measurement.indices),
+                _us(profile, candidate),
+                default,
+                _ratio(profile, measurement, candidate),
+            )
             serves = label = ""
     return table
 
 
 def _default_us(profile: StrategyProfile, measurement: Measurement) -> str:
-    default = OPERATIONS[measurement.operation].default_strategy(profile.fingerprint.device_type)
-    return next((_us(c) for c in measurement.candidates if c.label == default), "")
+    candidates = measurement.candidates
+    return next((_us(profile, c) for c in candidates if is_default(profile, measurement.operation, c.label)), "")
 
 
-def _us(candidate: CandidateMeasurement) -> str:
-    return f"{candidate.wall_us:.2f}"
+def _us(profile: StrategyProfile, candidate: CandidateMeasurement) -> str:
+    return f"{candidate.cost_us(profile.objective):.2f}"
 
 
-def _ratio(candidate: CandidateMeasurement) -> str:
+def _ratio(profile: StrategyProfile, measurement: Measurement, candidate: CandidateMeasurement) -> str:
     """The ratio to the default, give or take half of its 99 % interval."""
     if candidate.ratio is None or candidate.ratio_low is None or candidate.ratio_high is None:
         return ""
-    half = (candidate.ratio_high - candidate.ratio_low) / 2
-    return f"{candidate.ratio:.3f} +-{half:.3f}" if half else "default"
+    if is_default(profile, measurement.operation, candidate.label):
+        return "default"
+    return f"{candidate.ratio:.3f} +-{(candidate.ratio_high - candidate.ratio_low) / 2:.3f}"
 
 
 def _summary(profile: StrategyProfile) -> Iterator[str]:
@@ -125,8 +133,9 @@ def _summary(profile: StrategyProfile) -> Iterator[str]:
     for decision, lower in ranges(profile.decisions):
         for measurement, candidate in measured(profile, decision, lower):
             if candidate.ratio is not None:
-                tuned += measurement.weight * candidate.wall_us
-                default += measurement.weight * candidate.wall_us / candidate.ratio
+                cost_us = candidate.cost_us(profile.objective)
+                tuned += measurement.weight * cost_us
+                default += measurement.weight * cost_us / candidate.ratio
     if default:
         yield f"the workload's clears take {tuned / default:.3f} of the default's time"
     ties = [

@@ -14,8 +14,8 @@ import torch
 from autotune.config import Calibration, Reuse
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
-from swa_alloc.operations import OPERATIONS, TOKEN, Target, empty_mapping
-from swa_alloc.profile import Objective, ProfileWorkload, StrategyProfile, digest, profile_key
+from swa_alloc.operations import OPERATIONS, TOKEN, Objective, Target, empty_mapping
+from swa_alloc.profile import ProfileWorkload, StrategyProfile, digest, profile_key
 from swa_alloc.strategies import create
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Request:
     def digest(self) -> str:
         """What must be equal for a saved profile to answer, besides fingerprint and workload."""
         settings = self.settings
-        margins = [settings.switch_margin, settings.switch_margin_large]
+        rules = [settings.switch_margin, settings.switch_margin_large, settings.call_limit_s, settings.block_us]
         # What has become available since, as Triton does when it is installed, has not been measured.
         racing = [
             [operation, name]
@@ -93,7 +93,7 @@ class Request:
             for name in who
             if (operation, name) not in self.unavailable
         ]
-        return digest([self.objective, racing, margins])
+        return digest([self.objective, racing, rules])
 
     @property
     def effort(self) -> dict[str, float]:

@@ -54,7 +54,6 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
     directory = _expanded(config.profile.dir) if config.profile.dir else user_directory()
     device = open_device(config.device.kind, config.device.index)
     request = make_request(device, config.workload, config.calibration, strategies)
-    _check_included(config.strategies.include or [], request)
     resolved: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     request = replace(
         request,
@@ -62,6 +61,7 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
         config=resolved,
         overrides=overrides,
     )
+    _check_included(config.strategies.include or [], request)
     reuse = Reuse.never if config.calibration.force or choices else config.profile.reuse
     outcome = calibrate_once(
         directory,
@@ -94,9 +94,10 @@ def _check_included(included: Sequence[str], request: Request) -> None:
 def _pin(request: Request, choices: Mapping[Key, Choice]) -> StrategyProfile:
     trace = request.trace
     sandbox = Sandbox(trace.size, trace.page_size, request.device, request.settings.seed)
-    for choice in choices.values():
-        # What cannot be bound here is refused here, not by the server that reads the profile.
-        bind_choice(choice, sandbox.mapping, trace.page_size)
+    with request.device.selected():
+        for choice in choices.values():
+            # What cannot be bound here is refused here, not by the server that reads the profile.
+            bind_choice(choice, sandbox.mapping, trace.page_size)
     return pin(request, [decision for choice in choices.values() for decision in choice.decisions])
 
 
@@ -106,9 +107,16 @@ def _measure(request: Request, config: Config, run_folder: Path) -> StrategyProf
         return measure(request, progress, _STUDIES[config.calibration.storage](run_folder))
 
 
+def _new_journal(run_folder: Path) -> BaseStorage:
+    path = run_folder / "study.journal"
+    # One of an earlier run in the same folder holds studies of the same names.
+    path.unlink(missing_ok=True)
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
 _STUDIES: Mapping[Storage, Callable[[Path], BaseStorage | None]] = {
     Storage.memory: lambda _run_folder: None,
-    Storage.journal: lambda run_folder: JournalStorage(JournalFileBackend(str(run_folder / "study.journal"))),
+    Storage.journal: _new_journal,
 }
 
 

@@ -84,8 +84,11 @@ def make_space(operation: str, default: str, strategies: Sequence[str]) -> Space
             broken[name] = one_line(error)
     small = sum(len(grid) for grid in grids.values()) <= SMALL_SPACE
     too_many = () if small else tuple(name for name, grid in grids.items() if len(grid) > 1)
-    fixed = [Candidate(operation, name, {}) for name in too_many]
-    fixed += [Candidate(operation, name, params) for name in grids if name not in too_many for params in grids[name]]
+    fixed = [
+        Candidate(operation, name, params)
+        for name, grid in grids.items()
+        for params in ([{}] if name in too_many else grid)
+    ]
     # The default races with its own parameters, whatever its grid holds.
     standing = Candidate(operation, default, {})
     fixed = [standing, *(candidate for candidate in fixed if candidate.label != standing.label)]
@@ -134,8 +137,8 @@ def _key(strategy: str, parameter: str) -> str:
 
 def _suggest(operation: str, name: str, trial: optuna.Trial) -> dict[str, Any]:
     params = strategy_class(operation, name).suggest(_Prefixed(trial, name))
-    json.dumps(params)  # a profile must be able to hold them
-    return dict(params)
+    # As they come back from a profile, which must be able to hold them.
+    return dict(json.loads(json.dumps(params, allow_nan=False)))
 
 
 def _grid(operation: str, name: str) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def _explain(options: argparse.Namespace) -> int:
     try:
         mapping = FullToSWAMapping.allocate(options.size, options.page_size, torch.device(options.device), overrides)
     except (PoolError, RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise PoolError(f"--device {options.device} cannot be used here for {options.size} slots: {reason}") from error
     _print(explain_selection(mapping.selection))
     if not mapping.selection.troubles and any(c.layer == "default" for c in mapping.selection.choices.values()):

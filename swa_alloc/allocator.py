@@ -52,6 +52,7 @@ class SWATokenToKVPoolAllocator:
 
     Raises:
         PoolError: the sizes are not positive whole numbers, or the page size does not divide them.
+        ProfileError, StrategyError, CalibrationError: as ``strict_profile`` and ``on_missing`` asked for.
     """
 
     clear_full_to_swa_mapping: Callable[[torch.Tensor], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from swa_alloc.operations import IndexDtype, OperationName, TargetName
+from swa_alloc.operations import IndexDtype, Objective, OperationName, TargetName
 from swa_alloc.strategies import candidate_label
 
 Reason = Literal["unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory"]
@@ -16,7 +16,7 @@ class CandidateMeasurement(NamedTuple):
     Attributes:
         strategy: Name of the strategy.
         params: Its parameters.
-        host_us: Until the call returns, on an idle stream.
+        host_us: Until the call returns, in a block that begins on an idle stream.
         device_us: What the device spends on it.
         wall_us: The call and a synchronization.
         p90_us: 90th percentile of the cost under the profile's objective.
@@ -42,6 +42,10 @@ class CandidateMeasurement(NamedTuple):
     dropped: int
     state: Literal["complete", "pruned"]
 
+    def cost_us(self, objective: Objective) -> float:
+        """What an objective minimizes: the wall time, or the slower of the host's and the device's share."""
+        return self.wall_us if objective == "latency" else max(self.host_us, self.device_us)
+
     @property
     def label(self) -> str:
         """The strategy with its parameters."""
@@ -59,7 +63,7 @@ class Measurement(NamedTuple):
         layout: How they lay in the table: ``run``, ``pages`` or ``scattered``.
         weight: Share of the trace's calls that this size stands for.
         margin: Switch margin, the spread between fresh sandboxes included.
-        noise_floor: Half-width of the interval of the default's ratio to itself.
+        noise_floor: How far the interval of the default's ratio to itself reaches from 1.
         ties: Labels of the candidates that cannot be told from this size's choice within the margin.
         candidates: All that took part, the fastest first.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swa_alloc.errors import ProfileError
+from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,6 +45,11 @@ def left_out(profile: StrategyProfile) -> list[str]:
     """Each strategy that could not take part, with the reason, once."""
     failures = {(out.strategy, out.reason, out.detail): None for out in profile.evidence.ineligible}
     return [f"{strategy} ({reason}: {detail})" for strategy, reason, detail in sorted(failures)]
+
+
+def is_default(profile: StrategyProfile, operation: str, label: str) -> bool:
+    """Whether a candidate is what would be used without any profile."""
+    return label == OPERATIONS[operation].default_strategy(profile.fingerprint.device_type)
 
 
 def ranges(decisions: Iterable[Decision]) -> Iterator[tuple[Decision, int]]:
@@ -96,7 +102,7 @@ def _why(profile: StrategyProfile, decision: Decision, lower: int) -> str:
         found = measured(profile, decision, lower)
     except ProfileError as error:
         return f" ({error})"
-    if found and all(candidate.ratio_low == candidate.ratio_high for _, candidate in found):
+    if is_default(profile, decision.operation, decision.label) and any(c.ratio is not None for _, c in found):
         return ", the default, which nothing beats"
     parts = [f"{candidate.ratio:.2f} at {m.indices}" for m, candidate in found if candidate.ratio is not None]
     ties = f"; ties with {', '.join(decision.ties)}" if decision.ties else ""

@@ -15,6 +15,7 @@ import torch
 OperationName = Literal["clear"]
 TargetName = Literal["token", "page"]
 IndexDtype = Literal["int32", "int64"]
+Objective = Literal["serving", "latency"]
 
 TOKEN: Final = "token"  # noqa: S105 - the 1-D mapping, indexed by slot
 PAGE: Final = "page"  # its 2-D page view, indexed by page

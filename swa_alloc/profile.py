@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from swa_alloc import _json
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, Match
-from swa_alloc.operations import IndexDtype, OperationName, TargetName
+from swa_alloc.operations import IndexDtype, Objective, OperationName, TargetName
 from swa_alloc.strategies import candidate_label
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SCHEMA: Final = "swa_alloc.profile/1"
 _SCHEMA_FAMILY = "swa_alloc.profile/"
 
-Objective = Literal["serving", "latency"]
 
 # Pools whose sizes lie within this factor of each other are one class: what depends on the table's size (a pass over
 # the whole table, the cache that holds it) changes the ranking over decades, not within an octave.
@@ -249,6 +248,8 @@ class StrategyProfile:
             if isinstance(schema, str) and schema != SCHEMA and schema.startswith(_SCHEMA_FAMILY):
                 return f"a profile of another version ({schema})"
             match = self.fingerprint.match(StrategyProfile.load(path).fingerprint)
+        except PermissionError as error:
+            return f"a file that cannot be read ({error.strerror})"
         except (OSError, ValueError):
             return None
         return f"another machine's profile ({match.differences[0]})" if match.tier == "mismatch" else None

@@ -11,7 +11,7 @@ import torch
 
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
 from swa_alloc.fingerprint import fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, PAGE, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
 from swa_alloc.stores import PROFILE_VARIABLE, find, stores
 from swa_alloc.strategies import Strategy, create
@@ -108,11 +108,13 @@ def select(device: torch.device, size: int, page_size: int, overrides: Overrides
             wrong_pin = True
             tolerate(StrategyError(f"{layer}: {error}"))
     below: Mapping[Key, Choice] = {}
+    # With one slot a page, clears by page are clears by slot.
+    keys = [key for key in _keys() if page_size > 1 or key[1] != PAGE]
     # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
-    if not wrong_pin and any(key not in pins for key in _keys()):
+    if not wrong_pin and any(key not in pins for key in keys):
         below = _from_profiles(device, size, page_size, overrides, tolerate, remarks)
-    default = {key: default_choice(key, device.type) for key in _keys()}
-    return Selection({**default, **below, **pins}, tuple(remarks), tuple(troubles))
+    found = {**{key: default_choice(key, device.type) for key in keys}, **below, **pins}
+    return Selection({key: found[key] for key in keys}, tuple(remarks), tuple(troubles))
 
 
 def default_choice(key: Key, device_type: str) -> Choice:
@@ -251,13 +253,12 @@ def _when_missing(
             f"{'; ignored ' if ignored else ''}{'; ignored '.join(ignored)}); make one with `{command}`"
         )
     # Needed by the first start on a machine, and by no other.
-    from swa_alloc.startup import INSTALL_COMMAND, calibrate_at_startup
+    from swa_alloc.startup import calibrate_at_startup
 
     try:
         profile, path = calibrate_at_startup(device, size, page_size)
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
-        hint = f"{INSTALL_COMMAND}, then `{command}`" if "autotune extra" in str(error) else f"`{command}`"
-        tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: {hint}"))
+        tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: `{command}`"))
         return {}
     return _of_profile(profile, "calibration at start-up", str(path))
 

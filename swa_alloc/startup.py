@@ -12,8 +12,6 @@ from swa_alloc.profile import StrategyProfile
 
 logger = logging.getLogger("swa_alloc")
 
-INSTALL_COMMAND = "pip install 'swa-alloc[autotune]'"
-
 
 def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tuple[StrategyProfile, Path]:
     """Measure on ``device`` for a mapping over ``size`` full slots, save to the user store, and return both.
@@ -27,7 +25,9 @@ def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tup
     try:
         # autotune imports hydra's and optuna's worlds: only a start that has to measure pays for them.
         from autotune.startup import calibrate_for_mapping
-    except ImportError as error:
-        raise CalibrationError(f"measuring needs the autotune extra ({error.name} is missing)") from error
+    except ModuleNotFoundError as error:
+        raise CalibrationError(
+            f"measuring needs the autotune extra ({error.name} is missing); pip install 'swa-alloc[autotune]'"
+        ) from error
     logger.info("no profile fits %d slots in pages of %d on %s: measuring, a few seconds", size, page_size, device)
     return calibrate_for_mapping(device, size, page_size)

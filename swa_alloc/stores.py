@@ -65,7 +65,7 @@ def user_directory() -> Path:
 
 def stores() -> tuple[Store, ...]:
     """The stores, in the order in which they are searched."""
-    system = Path(os.environ.get(SYSTEM_VARIABLE) or "/etc/swa_alloc/profiles")
+    system = Path(os.path.expanduser(os.environ.get(SYSTEM_VARIABLE) or "/etc/swa_alloc/profiles"))  # noqa: PTH111 - as above
     return (Store("user store", user_directory()), Store("system store", system))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from swa_alloc.profile import Objective
+from swa_alloc.operations import Objective
 
 Call = Callable[..., Any]
 Arguments = tuple[torch.Tensor, ...]
@@ -21,7 +21,7 @@ class Sample:
     """What one block of calls cost, in microseconds a call.
 
     Attributes:
-        host_us: Until the call returns, on an idle stream.
+        host_us: Until the call returns, in a block that begins on an idle stream.
         device_us: What the device spends on it.
         wall_us: The call and a synchronization.
     """

@@ -15,7 +15,7 @@ from swa_alloc.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swa_alloc.profile import Objective
+    from swa_alloc.operations import Objective
 
 
 class Accelerator(Device):

@@ -14,7 +14,7 @@ from swa_alloc.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swa_alloc.profile import Objective
+    from swa_alloc.operations import Objective
 
 
 class Cpu(Device):
