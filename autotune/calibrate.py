@@ -74,7 +74,7 @@ def make_request(
         CalibrationError: there is no room for its mapping.
     """
     if workload.path is None:
-        check_room(device, workload.size, workload.page_size)
+        _check_room(device, workload.size, workload.page_size)
     config = {"workload": _plain(workload), "calibration": _plain(settings)}
     trace = trace_of(workload)
     objective = device.default_objective
@@ -96,7 +96,7 @@ def measure(
     Raises:
         CalibrationError: there is no room for a table, or nothing could be measured in the time.
     """
-    check_room(request.device, request.trace.size, request.trace.page_size)
+    _check_room(request.device, request.trace.size, request.trace.page_size)
     budget = Budget(monotonic(), request.settings.budget_s, progress)
     with _quiet_optuna(), request.device.selected():
         search = Search(request, budget)
@@ -117,7 +117,7 @@ def measure(
         objective=request.objective,
         decisions=tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group))),
         evidence=Evidence(tuple(_measurement(verdict) for verdict in verdicts), search.ineligible),
-        provenance=provenance(request, "measured", measuring_s),
+        provenance=_provenance(request, "measured", measuring_s),
     )
 
 
@@ -129,11 +129,11 @@ def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
         objective=request.objective,
         decisions=tuple(choices),
         evidence=Evidence(),
-        provenance=provenance(request, "pinned", 0.0),
+        provenance=_provenance(request, "pinned", 0.0),
     )
 
 
-def provenance(request: Request, method: Literal["measured", "pinned"], measuring_s: float) -> Provenance:
+def _provenance(request: Request, method: Literal["measured", "pinned"], measuring_s: float) -> Provenance:
     """Where a profile made now comes from."""
     return Provenance(
         method=method,
@@ -147,7 +147,7 @@ def provenance(request: Request, method: Literal["measured", "pinned"], measurin
     )
 
 
-def check_room(device: Device, size: int, page_size: int) -> None:
+def _check_room(device: Device, size: int, page_size: int) -> None:
     """See that a copy of the mapping fits.
 
     Raises:

@@ -83,7 +83,7 @@ def _how_made(path: Path) -> str | None:
 
 @contextmanager
 def _lock(directory: Path, device_type: str, wait_s: float) -> Iterator[None]:
-    check_writable(directory)
+    _check_writable(directory)
     # The operating system drops the lock when its holder dies, however it dies.
     lock = FileLock(directory / f".{device_type}.lock")
     try:
@@ -104,7 +104,7 @@ def _lock(directory: Path, device_type: str, wait_s: float) -> Iterator[None]:
         lock.release()
 
 
-def check_writable(directory: Path) -> None:
+def _check_writable(directory: Path) -> None:
     """Find out before measuring, not after.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.contract import violation, violation_of
+from swa_alloc._stdio import one_line
 from swa_alloc.dispatch import bind
 from swa_alloc.errors import StrategyUnavailable
 
@@ -128,13 +129,13 @@ def rejecting() -> Iterator[None]:
     except StrategyUnavailable as error:
         raise Rejected("unavailable", str(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise Rejected("out_of_memory", one_line(error)) from error
+        raise Rejected("out_of_memory", brief(error)) from error
     except (Exception, SystemExit) as error:
         # The CPU allocator raises a plain RuntimeError.
         reason: Reason = "out_of_memory" if "not enough memory" in str(error) else "raised"
-        raise Rejected(reason, one_line(error)) from error
+        raise Rejected(reason, brief(error)) from error
 
 
-def one_line(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """An exception as one line of at most 300 characters."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return one_line(f"{type(error).__name__}: {error}")[:300]

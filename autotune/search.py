@@ -133,18 +133,17 @@ class Search:
             self._budget.tick()
             self._admit(points[0], candidate, bench, until)
         entrants, failures = self._sort_out(points[0].kind, space.fixed)
-        if len(entrants) == len(failures):
+        racing = [candidate.label for candidate in entrants if candidate.label not in failures]
+        if not racing:
             return []
         contests: list[Contest] = []
         for point in points:
             if contests and monotonic() >= until:
                 break
-            first = next(candidate.label for candidate in entrants if candidate.label not in failures)
-            race = Race(first, request.objective)
+            race = Race(racing[0], request.objective)
             contest = Contest.open(point, space, entrants, race, self._storage, request.settings.seed)
             for label, ineligible in failures.items():
                 contest.reject(label, Rejected(ineligible.reason, ineligible.detail))
-            racing = [candidate.label for candidate in entrants if candidate.label not in failures]
             self._note_all(contest, contest.screen(bench, racing, request.settings.block_us, self._shuffler))
             contests.append(contest)
         return contests

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from autotune.config import ConfigError
-from autotune.screening import one_line
+from autotune.screening import brief
 from swa_alloc.strategies import Strategy, candidate_label, create, strategy_class
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def make_space(operation: str, default: str, strategies: Sequence[str]) -> Space
         try:
             grids[name] = _grid(operation, name)
         except Exception as error:  # noqa: BLE001 - somebody else's strategy must not stop the others
-            broken[name] = one_line(error)
+            broken[name] = brief(error)
     small = sum(len(grid) for grid in grids.values()) <= SMALL_SPACE
     too_many = () if small else tuple(name for name, grid in grids.items() if len(grid) > 1)
     fixed = [

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
-from swa_alloc.fingerprint import fingerprint
+from swa_alloc.fingerprint import Match, fingerprint
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, PAGE, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
 from swa_alloc.stores import PROFILE_VARIABLE, find, stores
@@ -157,12 +157,7 @@ def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
     return choices
 
 
-def parse_on_missing(value: str) -> OnMissing:
-    """``value`` as an ``OnMissing``.
-
-    Raises:
-        ProfileError: it is none.
-    """
+def _parse_on_missing(value: str) -> OnMissing:
     for known in get_args(OnMissing):
         if value == known:
             return known  # type: ignore[no-any-return]  # get_args of a Literal gives its values
@@ -207,7 +202,7 @@ def _from_profiles(
         except ProfileError as error:
             tolerate(error)
             return {}
-        remarks.extend(f"{source} is compatible, not exact: {difference}" for difference in match.differences)
+        remarks.extend(_reservations(source, match))
         return _of_profile(loaded, layer, source)
     search = find(here, size, page_size)
     for unusable in search.unusable:
@@ -215,9 +210,13 @@ def _from_profiles(
     remarks.extend(f"ignored {line}" for line in search.ignored)
     if search.hit is not None:
         hit = search.hit
-        remarks.extend(f"{hit.path} is compatible, not exact: {difference}" for difference in hit.match.differences)
+        remarks.extend(_reservations(str(hit.path), hit.match))
         return _of_profile(hit.profile, hit.layer, str(hit.path))
     return _when_missing(device, size, page_size, overrides, tolerate, search.ignored)
+
+
+def _reservations(source: str, match: Match) -> list[str]:
+    return [f"{source} is compatible, not exact: {difference}" for difference in match.differences]
 
 
 def _named(overrides: Overrides) -> tuple[str, StrategyProfile | str | Path] | None:
@@ -240,7 +239,7 @@ def _when_missing(
     pools = f"workload.size={size} workload.size_swa={size} workload.page_size={page_size}"
     command = f"python -m autotune device={where} workload=default {pools}"
     try:
-        on_missing = parse_on_missing(overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate")
+        on_missing = _parse_on_missing(overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate")
     except ProfileError as error:
         tolerate(error)
         on_missing = "default"

@@ -161,7 +161,7 @@ def layout_of(indices: torch.Tensor, page_size: int) -> Layout:
     if bool((steps == 1).all()):
         return "run"
     if page_size > 1 and indices.numel() % page_size == 0:
-        pages = indices.view(-1, page_size) if indices.is_contiguous() else indices.reshape(-1, page_size)
+        pages = indices.reshape(-1, page_size)
         if bool((pages[:, 0] % page_size == 0).all()) and bool((pages.diff(dim=1) == 1).all()):
             return "pages"
     return "scattered"

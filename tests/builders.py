@@ -56,7 +56,7 @@ def decide(
     ties: tuple[str, ...] = (),
 ) -> Decision:
     """One decision for clear."""
-    return Decision("clear", target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]
+    return Decision("clear", target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]  # a plain str where the field is a Literal
 
 
 def decide_all(strategy: str, params: dict[str, Any] | None = None) -> tuple[Decision, ...]:

@@ -59,7 +59,7 @@ class Table:
         self.row_slots = layout.page_size if layout.target == "page" else 1
         self.buffer = torch.full((GUARD_ENTRIES + entries + GUARD_ENTRIES,), GUARD, dtype=torch.int64, device=device)
         mapping = self.buffer[GUARD_ENTRIES : GUARD_ENTRIES + entries]
-        self.target = Target("clear", layout.target, layout.index_dtype, mapping, layout.page_size)  # type: ignore[arg-type]
+        self.target = Target("clear", layout.target, layout.index_dtype, mapping, layout.page_size)  # type: ignore[arg-type]  # a plain str where the field is a Literal
         self.expected: list[int] = []
         self.refill()
 

@@ -104,7 +104,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> type[_Recording]:
 
 
 def _choice(*decisions: Any, target: str = "token", instance: Strategy | None = None) -> Choice:
-    return Choice("clear", target, "a test", "", decisions, instance=instance)  # type: ignore[arg-type]
+    return Choice("clear", target, "a test", "", decisions, instance=instance)  # type: ignore[arg-type]  # a plain str where the field is a Literal
 
 
 def test_a_choice_sends_each_dtype_and_size_where_its_decisions_say(recording: type[_Recording]) -> None:

@@ -130,7 +130,7 @@ def test_taking_none_of_an_exhausted_list_gives_an_empty_tensor(kind: type[FreeL
 @BOTH
 def test_all_ids_is_a_copy(kind: type[FreeList]) -> None:
     pages = kind(4, CPU)
-    pages.put(pages.take(2))  # type: ignore[arg-type]
+    pages.put(pages.take(2))  # type: ignore[arg-type]  # there are that many
     pages.all_ids().zero_()
     assert sorted(pages.all_ids().tolist()) == [1, 2, 3, 4]
 
@@ -139,8 +139,8 @@ def test_the_sorted_list_merges_only_when_the_ascending_pages_run_short() -> Non
     pages = SortedFreeList(6, CPU)
     pages.take(3)
     pages.put(torch.tensor([3, 1]))
-    assert copy.deepcopy(pages).take(3).tolist() == [4, 5, 6]  # type: ignore[union-attr]
-    assert copy.deepcopy(pages).take(4).tolist() == [1, 3, 4, 5]  # type: ignore[union-attr]
+    assert copy.deepcopy(pages).take(3).tolist() == [4, 5, 6]  # type: ignore[union-attr]  # there are that many
+    assert copy.deepcopy(pages).take(4).tolist() == [1, 3, 4, 5]  # type: ignore[union-attr]  # there are that many
 
 
 @BOTH

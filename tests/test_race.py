@@ -90,7 +90,7 @@ def test_a_ratio_and_its_inverse_agree() -> None:
     ("low", "high", "tie"),
     [(0.9, 0.95, False), (0.9, 0.97, True), (0.98, 1.01, True), (1.03, 1.2, True), (1.04, 1.2, False), (0.5, 2, True)],
 )
-def test_a_tie_is_an_interval_that_meets_the_margin(low: float, high: float, tie: bool) -> None:  # noqa: FBT001
+def test_a_tie_is_an_interval_that_meets_the_margin(low: float, high: float, tie: bool) -> None:  # noqa: FBT001 - a case
     assert Interval(low, (low + high) / 2, high).meets_one(0.03) is tie
 
 
@@ -178,7 +178,7 @@ def test_gaps_keep_rounds_aligned_where_speeds_differ() -> None:
 @pytest.mark.parametrize(
     ("bad", "good", "unmeasurable"), [(2, 6, False), (3, 5, True), (7, 0, False), (8, 0, True), (16, 48, False)]
 )
-def test_too_many_impossible_samples_are_too_many(bad: int, good: int, unmeasurable: bool) -> None:  # noqa: FBT001
+def test_too_many_impossible_samples_are_too_many(bad: int, good: int, unmeasurable: bool) -> None:  # noqa: FBT001 - a case
     series = Series(0)
     for value in [math.nan] * bad + [9.0] * good:
         series.add(flat(value))

@@ -56,7 +56,7 @@ def register() -> Iterator[Register]:
     yield add
     for name in registered:
         # There is no public way to forget a strategy: only tests want one.
-        del _registry._registered["clear"][name]  # noqa: SLF001
+        del _registry._registered["clear"][name]  # noqa: SLF001 - only tests want to forget a strategy
 
 
 def costs(**us: float) -> Callable[[str, int], float]:

@@ -28,7 +28,7 @@ def fails_with_one_line(capsys: pytest.CaptureFixture[str], *arguments: object) 
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as error:  # argparse's way out
-        code = error.code  # type: ignore[assignment]
+        code = error.code  # type: ignore[assignment]  # a SystemExit may carry text, and none here does
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""

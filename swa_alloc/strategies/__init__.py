@@ -2,7 +2,6 @@
 
 from swa_alloc.strategies._base import Bound, Strategy, Trial
 from swa_alloc.strategies._registry import (
-    ENTRY_POINT_GROUP,
     builtin_names,
     candidate_label,
     create,
@@ -12,7 +11,6 @@ from swa_alloc.strategies._registry import (
 )
 
 __all__ = [
-    "ENTRY_POINT_GROUP",
     "Bound",
     "Strategy",
     "Trial",
