@@ -22,7 +22,7 @@ from autotune.plan import Point, make_plan
 from autotune.request import Request
 from autotune.search import Budget, Progress, Search
 from autotune.workload import trace_of
-from swa_alloc.errors import CalibrationError
+from swa_alloc.errors import CalibrationError, TraceError
 from swa_alloc.evidence import CandidateMeasurement, Evidence, Measurement
 from swa_alloc.operations import OPERATIONS
 from swa_alloc.profile import Decision, Provenance, StrategyProfile
@@ -95,6 +95,7 @@ def measure(
 
     Raises:
         CalibrationError: there is no room for a table, or nothing could be measured in the time.
+        TraceError: it holds no call of the operations that race.
     """
     _check_room(request.device, request.trace.size, request.trace.page_size)
     budget = Budget(monotonic(), request.settings.budget_s, progress)
@@ -163,7 +164,12 @@ def _check_room(device: Device, size: int, page_size: int) -> None:
 
 
 def _search(request: Request, search: Search, budget: Budget) -> list[Verdict]:
-    contests = search.run(make_plan(request.trace, request.settings.sizes))
+    plan = make_plan(request.trace, request.settings.sizes, request.strategies)
+    if not plan:
+        raise TraceError(
+            f"the workload's trace holds no call of {', '.join(request.strategies)}, and nothing else may race"
+        )
+    contests = search.run(plan)
     verdicts = _judge(contests, request.settings)
     for _ in range(_REFINEMENTS):
         points = _between(verdicts)

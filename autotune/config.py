@@ -21,10 +21,10 @@ class ConfigError(SWAAllocError, ValueError):
 
 
 class Caller(Enum):
-    """Who frees: it decides how the clears of a run are cut."""
+    """Who frees: it decides how the frees of a run are cut."""
 
     sglang = "sglang"  # one request at a time, as SGLang 0.5.23 does
-    swa_alloc = "swa_alloc"  # all the requests of a step in one call
+    swa_alloc = "swa_alloc"  # all the requests of a step in one free group
 
 
 class Objective(Enum):
@@ -99,7 +99,7 @@ class Workload:
         eviction_interval: Tokens by which a request outgrows its window before the slots behind it are freed; 128 is
             SGLang's SGLANG_SWA_EVICTION_INTERVAL.
         decode_steps: Steps that are played.
-        backlog_us: Device work queued ahead of a clear, in microseconds: one decode step.
+        backlog_us: Device work queued ahead of a call, in microseconds: one decode step.
     """
 
     name: str = MISSING

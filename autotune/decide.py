@@ -50,10 +50,11 @@ class Verdict:
 def judge(contests: Sequence[Contest], settings: Calibration) -> list[Verdict]:
     """A verdict for each race of one kind, given and returned in ascending order of size.
 
-    The default stays unless another is surely faster by more than the margin, at the 90th percentile too: OpenMP stalls
-    make some strategies a thousand times slower now and then. Among winners that tie, the choice of the next smaller
-    size is kept, else the first in the registry's order: that agrees better between processes than the fastest does.
-    Where neighbouring choices tie with each other, they become one; so does a tie between two equal choices.
+    The default stays unless another is surely faster by more than the margin, and at the 90th percentile no slower than
+    it beyond the margin: OpenMP stalls make some strategies a thousand times slower now and then. Among winners that
+    tie, the choice of the next smaller size is kept, else the first in the registry's order: that agrees better between
+    processes than the fastest does. Where neighbouring choices tie with each other, they become one; so does a tie
+    between two equal choices.
     """
     verdicts: list[Verdict] = []
     for contest in contests:
@@ -111,7 +112,8 @@ def _verdict(contest: Contest, before: str | None, settings: Calibration) -> Ver
     def wins(label: str) -> bool:
         interval = race.ratio(label, default)
         sure = interval is not None and interval.high < 1 - margin(label, default)
-        return sure and race.percentile_90(label) < race.percentile_90(default)
+        # On a busy machine the tails of two equals differ by chance, too.
+        return sure and race.percentile_90(label) < race.percentile_90(default) * (1 + margin(label, default))
 
     def to_default(label: str) -> float:
         interval = race.ratio(label, default)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, PAGE, TOKEN, IndexDtype, OperationName, TargetName
@@ -13,6 +13,8 @@ from swa_alloc.trace import Layout, Trace, TraceEntry
 # Half of the budget follows the trace's weights; the other half is spread evenly, since a rare size needs as many
 # rounds for a sound decision as a frequent one.
 _EVEN_SHARE = 0.5
+# The ends, and one between them.
+_FEWEST = 3
 
 Kind = tuple[OperationName, TargetName, IndexDtype]
 
@@ -45,14 +47,16 @@ class Point:
         return self.operation, self.target, self.index_dtype
 
 
-def make_plan(trace: Trace, sizes: int) -> tuple[Point, ...]:
-    """At most ``sizes`` numbers of indices for each kind of call, ascending within a kind.
+def make_plan(trace: Trace, sizes: int, operations: Collection[str] = tuple(OPERATIONS)) -> tuple[Point, ...]:
+    """At most ``sizes`` numbers of indices for each kind of call of these operations, ascending within a kind.
 
-    A kind that the trace lacks borrows the sizes of its nearest relative with weight 0: a profile made for callers who
-    pass int32 slots also decides for those who pass int64 pages.
+    A kind that the trace lacks borrows half of the sizes of its nearest relative, with weight 0: a profile made for
+    callers who pass int32 slots also decides for those who pass int64 pages. An operation that the trace lacks has no
+    relative and is left out.
     """
     total = sum(entry.weight for entry in trace.entries)
-    picked = [entry for entries in _by_kind(trace, sizes).values() for entry in entries]
+    by_kind = _by_kind(trace, sizes)
+    picked = [entry for kind, entries in by_kind.items() if kind[0] in operations for entry in entries]
     overall = sum(entry.weight for entry in picked)
     return tuple(
         Point(
@@ -62,7 +66,7 @@ def make_plan(trace: Trace, sizes: int) -> tuple[Point, ...]:
             entry.count,
             entry.layout,
             entry.weight / total,
-            _EVEN_SHARE / len(picked) + (1 - _EVEN_SHARE) * entry.weight / overall,
+            _EVEN_SHARE / len(picked) + (1 - _EVEN_SHARE) * (entry.weight / overall if overall else 1 / len(picked)),
         )
         for entry in picked
     )
@@ -75,13 +79,11 @@ def _by_kind(trace: Trace, sizes: int) -> dict[Kind, list[TraceEntry]]:
     chosen = {kind: _representatives(entries, sizes) for kind, entries in recorded.items()}
     by_kind: dict[Kind, list[TraceEntry]] = {}
     for operation in OPERATIONS.values():
-        for target in operation.targets:
-            # With one slot a page, pages are slots.
-            if target == PAGE and trace.page_size == 1:
-                continue
+        for target in operation.targets(trace.page_size):
             for dtype in INDEX_DTYPES:
                 kind: Kind = (operation.name, target, dtype)
-                borrowed = [_as_kind(entry, kind, trace) for entry in _relatives(kind, chosen)]
+                lent = _thinned(_relatives(kind, chosen), max(_FEWEST, sizes // 2))
+                borrowed = [_as_kind(entry, kind, trace) for entry in lent]
                 by_kind[kind] = chosen.get(kind) or list({entry.count: entry for entry in borrowed}.values())
     return {kind: entries for kind, entries in by_kind.items() if entries}
 
@@ -107,11 +109,15 @@ def _representatives(entries: Iterable[TraceEntry], sizes: int) -> list[TraceEnt
     octaves: dict[int, list[TraceEntry]] = defaultdict(list)
     for entry in entries:
         octaves[round(math.log2(entry.count))].append(entry)
-    chosen = [_heaviest(octaves[octave]) for octave in sorted(octaves)]
-    if len(chosen) > sizes:
-        middle = sorted(chosen[1:-1], key=lambda entry: -entry.weight)[: sizes - 2]
-        chosen = [chosen[0], *sorted(middle, key=lambda entry: entry.count), chosen[-1]]
-    return chosen
+    return _thinned([_heaviest(octaves[octave]) for octave in sorted(octaves)], sizes)
+
+
+def _thinned(ascending: list[TraceEntry], sizes: int) -> list[TraceEntry]:
+    """The ends, and the heaviest between them."""
+    if len(ascending) <= sizes:
+        return ascending
+    middle = sorted(ascending[1:-1], key=lambda entry: -entry.weight)[: sizes - 2]
+    return [ascending[0], *sorted(middle, key=lambda entry: entry.count), ascending[-1]]
 
 
 def _heaviest(entries: list[TraceEntry]) -> TraceEntry:

@@ -60,9 +60,14 @@ class Series:
     first_round: int
     figures: list[tuple[float, float, float]] = field(default_factory=list)
     dropped: int = 0
+    # What was worked out from the figures so far: a look asks for the same many times.
+    _costs: dict[Objective, Costs] = field(default_factory=dict)
+    _medians: dict[Objective, float] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
         """Take down one round. An impossible sample is kept as a gap, so that rounds stay aligned."""
+        self._costs.clear()
+        self._medians.clear()
         figures = (sample.host_us, sample.device_us, sample.wall_us)
         if all(math.isfinite(figure) and figure > 0 for figure in figures):
             self.figures.append(figures)
@@ -82,7 +87,17 @@ class Series:
 
     def costs(self, objective: Objective) -> Costs:
         """``[rounds]`` costs, NaN for a gap."""
-        return OBJECTIVES[objective](np.array(self.figures, dtype=np.float64).reshape(-1, 3))
+        if objective not in self._costs:
+            self._costs[objective] = OBJECTIVES[objective](np.array(self.figures, dtype=np.float64).reshape(-1, 3))
+        return self._costs[objective]
+
+    def median_cost(self, objective: Objective) -> float:
+        """Median cost, infinite where there is none."""
+        if objective not in self._medians:
+            costs = self.costs(objective)
+            costs = costs[np.isfinite(costs)]
+            self._medians[objective] = float(np.median(costs)) if len(costs) else math.inf
+        return self._medians[objective]
 
 
 class Race:
@@ -161,8 +176,7 @@ class Race:
 
     def median_cost(self, label: str, objective: Objective | None = None) -> float:
         """Median cost in microseconds, infinite where there is none."""
-        costs = self.series[label].costs(objective or self.objective)
-        return float(np.nanmedian(costs)) if np.isfinite(costs).any() else math.inf
+        return self.series[label].median_cost(objective or self.objective)
 
     def percentile_90(self, label: str) -> float:
         """90th percentile of the cost in microseconds."""

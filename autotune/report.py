@@ -15,12 +15,12 @@ from rich.table import Table
 from autotune.config import Format
 from swa_alloc._stdio import printing
 from swa_alloc.explain import is_default, left_out, measured, ranges, span
-from swa_alloc.operations import OPERATIONS, Operation
+from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from autotune.once import Outcome
     from swa_alloc.evidence import CandidateMeasurement, Measurement
-    from swa_alloc.profile import StrategyProfile
+    from swa_alloc.profile import Decision, StrategyProfile
 
 # Wide enough for every column: a file or a pipe has no width of its own.
 _PLAIN_WIDTH = 240
@@ -63,8 +63,7 @@ _PRINT: Mapping[Format, Callable[[Outcome], None]] = MappingProxyType(
 
 def _write(outcome: Outcome, console: Console) -> None:
     profile = outcome.profile
-    tables = [_table(profile, operation) for operation in OPERATIONS.values()]
-    for part in (*_heading(profile), *tables, *_summary(profile), _whereabouts(outcome)):
+    for part in (*_heading(profile), *_operations(profile), *_left_out(profile), _whereabouts(outcome)):
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
 
@@ -81,16 +80,27 @@ def _heading(profile: StrategyProfile) -> Iterator[str]:
         yield "pinned    by hand, nothing was measured"
 
 
-def _table(profile: StrategyProfile, operation: Operation) -> Table:
+def _operations(profile: StrategyProfile) -> Iterator[Table | str]:
+    """A table for each operation that anything was decided for, and what there is to say about its race."""
+    for operation in OPERATIONS:
+        decisions = [decision for decision in profile.decisions if decision.operation == operation]
+        if decisions:
+            measurements = [found for found in profile.evidence.measurements if found.operation == operation]
+            yield _table(profile, operation, decisions, timed=bool(measurements))
+            yield from _summary(profile, decisions, measurements)
+            yield ""
+
+
+def _table(profile: StrategyProfile, operation: str, decisions: list[Decision], *, timed: bool) -> Table:
     """A row for each measured size, under the decision that serves it."""
     # Without lines it fits the 80 columns of a terminal.
     table = Table(box=None, pad_edge=False)
-    table.add_column(operation.name, no_wrap=True)
+    table.add_column(operation, no_wrap=True)
     table.add_column("strategy", overflow="fold")
-    if profile.evidence.measurements:
-        for name in ("at", "us", "default us", "ratio"):
+    if timed:
+        for name in ("at", "us", "default", "ratio"):
             table.add_column(name, justify="right", no_wrap=True)
-    for decision, lower in ranges([d for d in profile.decisions if d.operation == operation.name]):
+    for decision, lower in ranges(decisions):
         serves = f"{decision.target} {decision.index_dtype}, {span(lower, decision.max_indices)}"
         label = decision.label
         found = measured(profile, decision, lower)
@@ -128,26 +138,31 @@ def _ratio(profile: StrategyProfile, measurement: Measurement, candidate: Candid
     return f"{candidate.ratio:.3f} +-{(candidate.ratio_high - candidate.ratio_low) / 2:.3f}"
 
 
-def _summary(profile: StrategyProfile) -> Iterator[str]:
+def _summary(profile: StrategyProfile, decisions: list[Decision], measurements: list[Measurement]) -> Iterator[str]:
     tuned = default = 0.0
-    for decision, lower in ranges(profile.decisions):
+    for decision, lower in ranges(decisions):
         for measurement, candidate in measured(profile, decision, lower):
             if candidate.ratio is not None:
                 cost_us = candidate.cost_us(profile.objective)
                 tuned += measurement.weight * cost_us
                 default += measurement.weight * cost_us / candidate.ratio
     if default:
-        yield f"the workload's clears take {tuned / default:.3f} of the default's time"
-    ties = [
-        f"{m.target} {m.index_dtype} at {m.indices}: {', '.join(m.ties)}"
-        for m in profile.evidence.measurements
-        if m.ties
-    ]
+        yield f"the workload's calls take {tuned / default:.3f} of the default's time"
+    ties: dict[tuple[str, str], list[str]] = {}
+    for found in measurements:
+        if found.ties:
+            ties.setdefault((f"{found.target} {found.index_dtype}", ", ".join(found.ties)), []).append(
+                str(found.indices)
+            )
     if ties:
-        yield f"not told apart from the choice: {'; '.join(ties)}"
-    raced = {c.label: None for m in profile.evidence.measurements for c in m.candidates}
+        words = [f"{kind} at {', '.join(sizes)}: {labels}" for (kind, labels), sizes in ties.items()]
+        yield f"not told apart from the choice: {'; '.join(words)}"
+    raced = {candidate.label: None for found in measurements for candidate in found.candidates}
     if raced:
         yield f"raced: {', '.join(raced)}"
+
+
+def _left_out(profile: StrategyProfile) -> Iterator[str]:
     if missing := left_out(profile):
         yield f"not raced: {'; '.join(missing)}"
 

@@ -14,7 +14,7 @@ import torch
 from autotune.config import Calibration, Reuse
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
-from swa_alloc.operations import OPERATIONS, TOKEN, Objective, Target, empty_mapping
+from swa_alloc.operations import OPERATIONS, Objective, Target, empty_mapping
 from swa_alloc.profile import ProfileWorkload, StrategyProfile, digest, profile_key
 from swa_alloc.strategies import create
 
@@ -33,8 +33,8 @@ class Request:
     Attributes:
         device: Where to measure.
         name: Of the workload.
-        trace: The clears whose sizes are timed.
-        backlog_us: Device work queued ahead of a clear, in microseconds.
+        trace: The calls whose sizes are timed.
+        backlog_us: Device work queued ahead of a call, in microseconds.
         objective: What is minimized.
         settings: How much is measured.
         strategies: Names of the strategies that race, by operation.
@@ -70,7 +70,8 @@ class Request:
         mapping = empty_mapping(page_size, page_size, self.device.torch_device)
         reasons = {}
         for operation, who in self.strategies.items():
-            target = Target(OPERATIONS[operation].name, TOKEN, torch.int64, mapping, page_size)
+            called = OPERATIONS[operation]
+            target = Target(called.name, called.targets(page_size)[0], torch.int64, mapping, page_size)
             for name in who:
                 with suppress(Exception):
                     reasons[operation, name] = create(operation, name).unavailable(target)

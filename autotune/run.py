@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from autotune.calibrate import make_request, measure, pin
-from autotune.config import Config, Objective, Reuse, Storage
+from autotune.config import Config, ConfigError, Objective, Reuse, Storage
 from autotune.devices import open_device
 from autotune.once import calibrate_once
 from autotune.report import print_report, write_report
@@ -26,10 +26,8 @@ from autotune.sandbox import Sandbox
 from autotune.space import chosen_names
 from swa_alloc.dispatch import bind_choice
 from swa_alloc.errors import StrategyUnavailable
-from swa_alloc.operations import OPERATIONS
-from swa_alloc.selection import pinned
+from swa_alloc.selection import calls, pinned
 from swa_alloc.stores import user_directory
-from swa_alloc.strategies import names
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -49,7 +47,7 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
         ConfigError, StrategyError, TraceError, ProfileError: the request is wrong.
         CalibrationError: the device or the measurement failed.
     """
-    strategies = {operation: chosen_names(operation, config.strategies, names(operation)) for operation in OPERATIONS}
+    strategies = chosen_names(config.strategies)
     choices = pinned(config.strategies.pin, "strategies.pin") if config.strategies.pin else {}
     directory = _expanded(config.profile.dir) if config.profile.dir else user_directory()
     device = open_device(config.device.kind, config.device.index)
@@ -84,21 +82,27 @@ def _check_included(included: Sequence[str], request: Request) -> None:
     """Refuse a strategy that was asked for by name and cannot run here: the race would go on without it.
 
     Raises:
-        StrategyUnavailable: there is one.
+        StrategyUnavailable: there is one, in whatever operations have one of that name.
     """
-    for (_, name), reason in request.unavailable.items():
-        if name in included:
-            raise StrategyUnavailable(f"strategies.include names {name}, which is unavailable here: {reason}")
+    for name in included:
+        served = [operation for operation, who in request.strategies.items() if name in who]
+        reasons = [request.unavailable.get((operation, name)) for operation in served]
+        if reasons and all(reasons):
+            raise StrategyUnavailable(f"strategies.include names {name}, which is unavailable here: {reasons[0]}")
 
 
 def _pin(request: Request, choices: Mapping[Key, Choice]) -> StrategyProfile:
     trace = request.trace
+    called = [choice for key, choice in choices.items() if key in calls(trace.page_size)]
+    if not called:
+        pages = f"pages of {trace.page_size}"
+        raise ConfigError(f"strategies.pin names {', '.join(map('.'.join, choices))}, which nothing calls with {pages}")
     sandbox = Sandbox(trace.size, trace.page_size, request.device, request.settings.seed)
     with request.device.selected():
-        for choice in choices.values():
+        for choice in called:
             # What cannot be bound here is refused here, not by the server that reads the profile.
             bind_choice(choice, sandbox.mapping, trace.page_size)
-    return pin(request, [decision for choice in choices.values() for decision in choice.decisions])
+    return pin(request, [decision for choice in called for decision in choice.decisions])
 
 
 def _measure(request: Request, config: Config, run_folder: Path) -> StrategyProfile:

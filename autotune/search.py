@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Candidates that Optuna proposes to a contest on each fresh sandbox, where there are too many to race them all.
 _PROPOSALS = 4
+# To check a candidate takes about as long as to screen it at so many sizes.
+_CHECK = 10
 
 Progress = Callable[[float], None]
 
@@ -74,7 +76,7 @@ class Search:
         self._shuffler = random.Random(request.settings.seed)  # noqa: S311 - orders of a race
         self._storage = optuna.storages.InMemoryStorage()
         self._contests: list[Contest] = []
-        self._admitted: set[tuple[Kind, str]] = set()
+        self._admitted: dict[tuple[Kind, str], float] = {}  # to how long the check took, in seconds
         self._rejected: dict[tuple[Kind, str], Ineligible] = {}
 
     @property
@@ -89,16 +91,22 @@ class Search:
         """A closed contest for each point at which anything works; some without rounds where time ran out."""
         settings = self._request.settings
         contests: list[Contest] = []
-        kinds = list(dict.fromkeys(point.kind for point in points))
-        for number, kind in enumerate(kinds):
-            # As much time is kept for the race as any kind may take for its screening.
-            share_s = self._budget.left_s / (len(kinds) - number + 1)
-            contests += self._screen([point for point in points if point.kind == kind], monotonic() + share_s)
+        by_kind: dict[Kind, list[Point]] = {}
+        for point in points:
+            by_kind.setdefault(point.kind, []).append(point)
+        # As much time is kept for the race as the screening may take, and every kind has its part of that.
+        racing_s = self._budget.left_s / 2
+        parts = {kind: self._candidates(kind[0]) * (_CHECK + len(found)) for kind, found in by_kind.items()}
+        for kind, found in by_kind.items():
+            share_s = (self._budget.left_s - racing_s) * parts[kind] / sum(parts.values())
+            del parts[kind]
+            contests += self._screen(found, monotonic() + share_s)
         bench: Bench | None = None
+        racing_until = monotonic() + self._budget.left_s - self._checking_s(contests)
         for number in range(settings.passes):
-            if not self._budget.left_s:
+            share_s = (racing_until - monotonic()) / (settings.passes - number)
+            if share_s <= 0:
                 break
-            share_s = self._budget.left_s / (settings.passes - number)
             bench = None  # released before the next one is allocated
             bench = self._bench()
             self._pass(contests, bench, monotonic() + share_s)
@@ -114,6 +122,12 @@ class Search:
         """Copy every study to ``storage``."""
         for name in optuna.get_all_study_names(self._storage):
             optuna.copy_study(from_study_name=name, from_storage=self._storage, to_storage=storage)
+
+    def _candidates(self, operation: str) -> int:
+        """How many there are to screen, and 1 where there is none."""
+        unavailable = self._request.unavailable
+        here = [c for c in self._spaces[operation].fixed if (operation, c.name) not in unavailable]
+        return max(1, len(here))
 
     def _bench(self) -> Bench:
         trace, device = self._request.trace, self._request.device
@@ -157,8 +171,9 @@ class Search:
             if key in self._admitted:
                 bench.bind(point, candidate)
             elif monotonic() < until:
+                start = monotonic()
                 bench.admit(point, candidate)
-                self._admitted.add(key)
+                self._admitted[key] = monotonic() - start
             else:
                 bench.refuse(point, candidate)
         except Rejected as error:
@@ -184,6 +199,11 @@ class Search:
             contest = min(waiting, key=lambda c: c.spent_s / c.point.share)
             self._note_all(contest, contest.look(bench, self._shuffler))
             self._budget.tick()
+
+    def _checking_s(self, contests: list[Contest]) -> float:
+        """The part of the time left that is kept for checking again those who still race: half of it at most."""
+        racing = {(contest.point.kind, label) for contest in contests for label in contest.race.running}
+        return min(sum(self._admitted.get(who, 0.0) for who in racing), self._budget.left_s / 2)
 
     def _check_again(self, contests: list[Contest], bench: Bench) -> None:
         """Take out who has become wrong in the course of the race, kind by kind."""

@@ -12,7 +12,8 @@ import optuna
 
 from autotune.config import ConfigError
 from autotune.screening import brief
-from swa_alloc.strategies import Strategy, candidate_label, create, strategy_class
+from swa_alloc.operations import OPERATIONS
+from swa_alloc.strategies import Strategy, candidate_label, create, known_names, names, strategy_class
 
 if TYPE_CHECKING:
     from autotune.config import Strategies
@@ -95,21 +96,28 @@ def make_space(operation: str, default: str, strategies: Sequence[str]) -> Space
     return Space(operation, tuple(grids), tuple(fixed), too_many, broken)
 
 
-def chosen_names(operation: str, settings: Strategies, known: Sequence[str]) -> tuple[str, ...]:
-    """The strategies that the configuration admits.
+def chosen_names(settings: Strategies) -> dict[str, tuple[str, ...]]:
+    """The strategies that the configuration admits, by operation. One that is left with none keeps its default unraced.
 
     Raises:
-        ConfigError: it names one that does not exist.
+        ConfigError: it names one that no operation has, or leaves none at all.
     """
+    known = {operation: names(operation) for operation in OPERATIONS}
     for key, wanted in (("include", settings.include or []), ("exclude", settings.exclude)):
         for name in wanted:
-            if name not in known:
-                raise ConfigError(f"strategies.{key} names {name!r}; known {operation} strategies: {', '.join(known)}")
-    included = known if settings.include is None else [name for name in known if name in settings.include]
-    chosen = tuple(name for name in included if name not in settings.exclude)
-    if not chosen:
-        raise ConfigError(f"strategies.include and strategies.exclude leave no {operation} strategy to race")
-    return chosen
+            if not any(name in of_operation for of_operation in known.values()):
+                raise ConfigError(f"strategies.{key} names {name!r}; known: {known_names()}")
+    chosen = {
+        operation: tuple(
+            name
+            for name in of_operation
+            if (settings.include is None or name in settings.include) and name not in settings.exclude
+        )
+        for operation, of_operation in known.items()
+    }
+    if not any(chosen.values()):
+        raise ConfigError("strategies.include and strategies.exclude leave no strategy to race")
+    return {operation: left for operation, left in chosen.items() if left}
 
 
 def enqueued(candidate: Candidate) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""From a workload to a trace: plays the traffic on the real allocator and takes down the clears that it makes."""
+"""From a workload to a trace: plays the traffic on the real allocator and takes down the calls that it makes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,75 +25,86 @@ def trace_of(workload: Workload) -> Trace:
 
 
 def play(workload: Workload) -> Trace:
-    """The clears that an engine under this traffic makes, on a host-side allocator with the workload's pools."""
+    """The calls that an engine under this traffic makes, on a host-side allocator with the workload's pools."""
     recorder = TraceRecorder()
     allocator = SWATokenToKVPoolAllocator(
-        workload.size, workload.size_swa, workload.page_size, torch.bfloat16, "cpu", None, strategy=recorder
+        workload.size, workload.size_swa, workload.page_size, torch.bfloat16, "cpu", None, strategy=recorder.strategies
     )
-    _Engine(workload, allocator).run()
+    with _one_thread():
+        _Engine(workload, allocator).run()
     return recorder.trace(workload.size, workload.page_size)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A second thread gains nothing here, and on a busy machine a call waits milliseconds until it gets a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(eq=False)
 class _Request:
-    """A running request; lengths in tokens."""
+    """A request that runs; lengths in tokens."""
 
-    row: torch.Tensor  # [max_length] int32, the request's row of the request table
-    length: int
+    row: int  # of the request table
+    prompt_length: int
     final_length: int
-    allocated: int = 0  # whole pages
+    length: int = 0  # so far
     evicted: int = 0  # leading tokens whose SWA slots are freed
 
 
-FreeSWA = Callable[[SWATokenToKVPoolAllocator, list[torch.Tensor]], None]
-
-
-def _one_by_one(allocator: SWATokenToKVPoolAllocator, rows: list[torch.Tensor]) -> None:
-    for row in rows:
-        allocator.free_swa(row)
-
-
-def _batched(allocator: SWATokenToKVPoolAllocator, rows: list[torch.Tensor]) -> None:
-    if rows:
-        allocator.free_swa(torch.cat(rows))
-
-
-_FREE_SWA: Mapping[Caller, FreeSWA] = MappingProxyType({Caller.sglang: _one_by_one, Caller.swa_alloc: _batched})
+# What a step's frees are made in.
+_FREES: Mapping[Caller, Callable[[SWATokenToKVPoolAllocator], AbstractContextManager[None]]] = MappingProxyType(
+    {Caller.sglang: lambda _allocator: nullcontext(), Caller.swa_alloc: lambda allocator: allocator.free_group()}
+)
 
 
 class _Engine:
-    """As much of a serving engine as allocates and frees: admission, chunked prefill, decode, eviction, completion."""
+    """As much of a serving engine as allocates and frees: admission, chunked prefill, decode, eviction, completion.
+
+    It calls the allocator as SGLang 0.5.23's scheduler does, with slices of an int32 request table.
+    """
 
     def __init__(self, workload: Workload, allocator: SWATokenToKVPoolAllocator) -> None:
         self._load = workload
         self._allocator = allocator
-        self._free_swa = _FREE_SWA[workload.caller]
         self._random = random.Random(0)  # noqa: S311 - lengths of made-up requests; the same every time
         self._running: list[_Request] = []
+        # A pool smaller than a request gets requests that fit.
+        self._longest = min(workload.size, workload.size_swa)
+        means = (workload.prompt_tokens, workload.output_tokens)
+        shortest = min(sum(mean - mean // 2 for mean in means), self._longest)
+        rows = min(workload.running_requests, workload.size // self._whole_pages(shortest) + 1)
+        width = min(sum(mean + mean // 2 for mean in means), self._longest)
+        self._table = torch.empty(rows, width, dtype=torch.int32, device="cpu")
+        self._free_rows = list(range(rows))
 
     def run(self) -> None:
         """Play every step, then let the requests that still run end."""
         for _ in range(self._load.decode_steps):
             self._admit()
             self._decode()
-        self._finish(self._running)
+        with self._frees():
+            self._finish(self._running)
+
+    def _frees(self) -> AbstractContextManager[None]:
+        return _FREES[self._load.caller](self._allocator)
 
     def _admit(self) -> None:
         while len(self._running) < self._load.running_requests:
-            request = self._new_request()
+            prompt = self._length(self._load.prompt_tokens)
+            final = min(prompt + self._length(self._load.output_tokens), self._longest)
             # Room for its end as well, as SGLang's scheduler reserves it: nothing is ever retracted.
-            if self._running and self._reserved() + request.final_length > self._load.size:
+            if self._running and self._reserved() + final > self._load.size:
                 return
+            request = _Request(self._free_rows.pop(), min(prompt, final), final)
             if not self._prefill(request):
                 return
             self._running.append(request)
-
-    def _new_request(self) -> _Request:
-        # A pool smaller than one request gets requests that fit.
-        prompt = self._length(self._load.prompt_tokens)
-        final = max(1, min(prompt + self._length(self._load.output_tokens), self._load.size, self._load.size_swa))
-        row = torch.zeros(self._whole_pages(final), dtype=torch.int32, device="cpu")
-        return _Request(row, length=min(prompt, final), final_length=final)
 
     def _length(self, mean: int) -> int:
         return self._random.randint(mean - mean // 2, mean + mean // 2)
@@ -101,55 +113,61 @@ class _Engine:
         return sum(self._whole_pages(request.final_length) for request in self._running)
 
     def _prefill(self, request: _Request) -> bool:
-        for start in range(0, request.length, self._load.prefill_chunk):
-            length = min(start + self._load.prefill_chunk, request.length)
-            if not self._grow({request: length}):
+        while request.length < request.prompt_length:
+            if not self._extend(request, min(request.length + self._load.prefill_chunk, request.prompt_length)):
                 self._finish([request])
                 return False
-            self._free_swa(self._allocator, self._leave_window(request, length, interval=0))
+            self._leave_window(request, interval=0)
+        return True
+
+    def _extend(self, request: _Request, length: int) -> bool:
+        row, before = self._table[request.row], request.length
+        prefix, sequence = torch.tensor([before], device="cpu"), torch.tensor([length], device="cpu")
+        last_loc = row[before - 1 : before].to(torch.int64) if before else torch.tensor([-1], device="cpu")
+        slots = self._allocator.alloc_extend(prefix, prefix, sequence, sequence, last_loc, length - before)
+        if slots is None:
+            return False
+        row[before:length] = slots
+        request.length = length
         return True
 
     def _decode(self) -> None:
         done = [request for request in self._running if request.length == request.final_length]
         going = [request for request in self._running if request.length < request.final_length]
-        if self._grow({request: request.length + 1 for request in going}):
-            evicted: list[torch.Tensor] = []
-            for request in going:
-                request.length += 1
-                evicted += self._leave_window(request, request.length, self._load.eviction_interval)
-            self._free_swa(self._allocator, evicted)
-        else:
+        if going and not self._extend_by_one(going):
             # The SWA pool is full: the youngest request gives way, as in an engine that retracts.
             done.append(going.pop())
-        self._finish(done)
+        with self._frees():
+            for request in going:
+                self._leave_window(request, self._load.eviction_interval)
+            self._finish(done)
         self._running = going
 
-    def _grow(self, lengths: dict[_Request, int]) -> bool:
-        """Allocate, for all at once, the pages that the requests need to reach their new lengths."""
-        need = {request: self._whole_pages(length) - request.allocated for request, length in lengths.items()}
-        growing = {request: slots for request, slots in need.items() if slots > 0}
-        slots = self._allocator.alloc(sum(growing.values()))
+    def _extend_by_one(self, requests: list[_Request]) -> bool:
+        rows = torch.tensor([request.row for request in requests], device="cpu")
+        lengths = torch.tensor([request.length for request in requests], device="cpu")
+        slots = self._allocator.alloc_decode(lengths + 1, lengths + 1, self._table[rows, lengths - 1])
         if slots is None:
             return False
-        for request, own in zip(growing, torch.split(slots, list(growing.values())), strict=True):
-            request.row[request.allocated : request.allocated + own.numel()] = own
-            request.allocated += own.numel()
+        self._table[rows, lengths] = slots.to(torch.int32)
+        for request in requests:
+            request.length += 1
         return True
 
-    def _leave_window(self, request: _Request, length: int, interval: int) -> list[torch.Tensor]:
-        """The slots that fell behind the window, once there are ``interval`` of them; whole pages."""
-        behind = (length - 1 - self._load.window) // self._load.page_size * self._load.page_size
-        if behind <= request.evicted or behind < request.evicted + interval:
-            return []
-        slots = request.row[request.evicted : behind]
-        request.evicted = behind
-        return [slots]
+    def _leave_window(self, request: _Request, interval: int) -> None:
+        """Free the SWA slots that fell behind the window, once there are ``interval`` of them; whole pages."""
+        behind = (request.length - 1 - self._load.window) // self._load.page_size * self._load.page_size
+        if behind > request.evicted and behind >= request.evicted + interval:
+            slots = self._table[request.row, request.evicted : behind]
+            self._allocator.free_swa_segment(slots, start_pos=request.evicted)
+            request.evicted = behind
 
-    def _finish(self, requests: list[_Request]) -> None:
-        live = [request.row[request.evicted : request.allocated] for request in requests]
-        self._free_swa(self._allocator, [slots for slots in live if slots.numel()])
+    def _finish(self, requests: Iterable[_Request]) -> None:
         for request in requests:
-            self._allocator.free_full(request.row[: request.allocated])
+            row = self._table[request.row, : request.length]
+            self._allocator.free_full_segment(row[: request.evicted], start_pos=0)
+            self._allocator.free_segment(row[request.evicted :], start_pos=request.evicted)
+            self._free_rows.append(request.row)
 
     def _whole_pages(self, tokens: int) -> int:
         return -(-tokens // self._load.page_size) * self._load.page_size

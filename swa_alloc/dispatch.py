@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swa_alloc.errors import PoolError, StrategyUnavailable
-from swa_alloc.operations import INDEX_DTYPES, Target
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Target
 from swa_alloc.strategies import Bound, Strategy
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def bind_choice(choice: Choice, mapping: torch.Tensor, page_size: int) -> Bound:
     Raises:
         StrategyError: a strategy does not exist, or cannot run on the mapping's device.
     """
+    operation = OPERATIONS[choice.operation]
     dispatch: Bound = _refuse
     # int64 outermost: its clears are the faster ones, and lose more on a lookup.
     for name in ("int32", "int64"):
@@ -32,9 +33,10 @@ def bind_choice(choice: Choice, mapping: torch.Tensor, page_size: int) -> Bound:
         for decision in (decision for decision in choice.decisions if decision.index_dtype == name):
             if decision.label not in bound:
                 bound[decision.label] = bind(choice.strategy(decision), target)
-            sizes.append((decision.max_indices, bound[decision.label]))
+            call = bound[decision.label]
+            sizes.append((decision.max_indices, call if operation.values is None else _constant(call)))
         dispatch = by_size(target.index_dtype, sizes, dispatch)
-    return dispatch
+    return dispatch if operation.values is None else _with_values(dispatch)
 
 
 def bind(strategy: Strategy, target: Target) -> Bound:
@@ -52,7 +54,7 @@ def bind(strategy: Strategy, target: Target) -> Bound:
 
 
 def by_size(index_dtype: torch.dtype, sizes: Sequence[tuple[int | None, Bound]], otherwise: Bound) -> Bound:
-    """A callable that picks by the number of indices, and hands those of another dtype to ``otherwise``.
+    """A callable of one argument that picks by the number of indices, and hands other dtypes to ``otherwise``.
 
     Args:
         index_dtype: Of the indices that it serves.
@@ -61,11 +63,10 @@ def by_size(index_dtype: torch.dtype, sizes: Sequence[tuple[int | None, Bound]],
     """
     *closed, (_, largest) = sizes
 
-    def always(indices: torch.Tensor) -> None:
+    def always(indices: torch.Tensor) -> Any:
         if indices.dtype is index_dtype:
-            largest(indices)
-        else:
-            otherwise(indices)
+            return largest(indices)
+        return otherwise(indices)
 
     if not closed:
         return always
@@ -74,17 +75,24 @@ def by_size(index_dtype: torch.dtype, sizes: Sequence[tuple[int | None, Bound]],
     calls = [call for _, call in closed]
     highest = bounds[-1]
 
-    def dispatch(indices: torch.Tensor) -> None:
+    def dispatch(indices: torch.Tensor) -> Any:
         if indices.dtype is index_dtype:
             size = indices.nbytes
             if size > highest:
-                largest(indices)
-            else:
-                calls[bisect_left(bounds, size)](indices)
-        else:
-            otherwise(indices)
+                return largest(indices)
+            return calls[bisect_left(bounds, size)](indices)
+        return otherwise(indices)
 
     return dispatch
+
+
+def _constant(call: Bound) -> Bound:
+    return lambda _indices: call
+
+
+def _with_values(pick: Bound) -> Bound:
+    """A call with values, by the callable that ``pick`` gives for its indices."""
+    return lambda indices, values: pick(indices)(indices, values)
 
 
 def _refuse(indices: torch.Tensor) -> None:

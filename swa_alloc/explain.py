@@ -42,9 +42,14 @@ def explain_profile(profile: StrategyProfile) -> str:
 
 
 def left_out(profile: StrategyProfile) -> list[str]:
-    """Each strategy that could not take part, with the reason, once."""
-    failures = {(out.strategy, out.reason, out.detail): None for out in profile.evidence.ineligible}
-    return [f"{strategy} ({reason}: {detail})" for strategy, reason, detail in sorted(failures)]
+    """Each strategy that could not take part, with the operations that had to do without it and the reason, once."""
+    failures: dict[tuple[str, str, str], dict[str, None]] = {}
+    for out in profile.evidence.ineligible:
+        failures.setdefault((out.strategy, out.reason, out.detail), {})[out.operation] = None
+    return [
+        f"{strategy} for {', '.join(operations)} ({reason}: {detail})"
+        for (strategy, reason, detail), operations in sorted(failures.items())
+    ]
 
 
 def is_default(profile: StrategyProfile, operation: str, label: str) -> bool:

@@ -10,8 +10,9 @@ from swa_alloc.errors import PoolError
 class FreeList:
     """The free page ids of one pool: 1 to ``capacity``; page 0 is padding and never enters.
 
-    The ids lie in ``_ids[_head:]``. Taking k moves the head up, putting k moves it down; its position is known on the
-    host, so neither reads the device.
+    The ids lie in ``_ids[_head:]``. Dropping k moves the head up, putting k moves it down; its position is known on the
+    host, so neither reads the device. Taking is two steps, ``peek`` and ``drop``, so that whoever takes from two lists
+    can see that both can serve, and do all that may fail, before either changes.
 
     Args:
         capacity: Number of pages.
@@ -31,15 +32,14 @@ class FreeList:
         torch.arange(1, self.capacity + 1, out=self._ids, device=self._ids.device)
         self._head = 0
 
-    def take(self, count: int) -> torch.Tensor | None:
-        """``[count]`` int64 page ids, the caller's own copy; None, and nothing changed, where there are fewer."""
-        head = self._head
-        if count > self.capacity - head:
-            return None
+    def peek(self, count: int) -> torch.Tensor:
+        """``[count]`` int64 page ids that are free, the caller's own copy; there must be as many."""
         # One call for slice and copy; a view would change under the caller when its pages come back.
-        taken = self._ids.narrow_copy(0, head, count)
-        self._head = head + count
-        return taken
+        return self._ids.narrow_copy(0, self._head, count)
+
+    def drop(self, count: int) -> None:
+        """Hand out what ``peek(count)`` gave."""
+        self._head += count
 
     def put(self, page_ids: torch.Tensor) -> None:
         """Give back ``[k]`` int32 or int64 page ids.
@@ -53,7 +53,7 @@ class FreeList:
             raise PoolError(
                 f"freeing {count} pages would make {len(self) + count} of {self.capacity} free: freed twice?"
             )
-        self._ids.narrow(0, head, count).copy_(page_ids)
+        self._ids[head : head + count] = page_ids
         self._head = head
 
     def all_ids(self) -> torch.Tensor:
@@ -75,15 +75,13 @@ class SortedFreeList(FreeList):
         super().reset()
         self._waiting = 0
 
-    def take(self, count: int) -> torch.Tensor | None:
-        """See ``FreeList.take``. O(capacity log capacity) when the sorted ids run short, and O(count) otherwise."""
-        if count > len(self):
-            return None
+    def peek(self, count: int) -> torch.Tensor:
+        """See ``FreeList.peek``. O(capacity log capacity) when the sorted ids run short, and O(count) otherwise."""
         if count > self.capacity - self._head:
             merged = self.all_ids().sort().values
             self._head, self._waiting = self.capacity - merged.numel(), 0
             self._ids[self._head :] = merged
-        return super().take(count)
+        return super().peek(count)
 
     def put(self, page_ids: torch.Tensor) -> None:
         """See ``FreeList.put``."""
@@ -92,7 +90,7 @@ class SortedFreeList(FreeList):
             raise PoolError(
                 f"freeing {count} pages would make {len(self) + count} of {self.capacity} free: freed twice?"
             )
-        self._ids.narrow(0, start, count).copy_(page_ids)
+        self._ids[start : start + count] = page_ids
         self._waiting = start + count
 
     def all_ids(self) -> torch.Tensor:

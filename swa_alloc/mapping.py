@@ -10,15 +10,15 @@ import torch
 from swa_alloc._stdio import one_line
 from swa_alloc.dispatch import bind_choice
 from swa_alloc.errors import PoolError, StrategyError
-from swa_alloc.operations import PAGE, TOKEN, empty_mapping, page_view
-from swa_alloc.selection import Choice, Key, OnMissing, Overrides, Selection, default_choice, select
+from swa_alloc.operations import CLEAR, PAGE, TOKEN, TargetName, empty_mapping, page_view
+from swa_alloc.selection import Key, OnMissing, Overrides, Pin, Selection, default_choice, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from swa_alloc.profile import StrategyProfile
-    from swa_alloc.strategies import Bound, Strategy
+    from swa_alloc.strategies import Bound
 
 logger = logging.getLogger("swa_alloc")
 
@@ -36,9 +36,17 @@ class FullToSWAMapping:
         tensor: As passed in.
         page_size: As passed in.
         selection: Which strategy serves what, and why.
-        clear: ``clear(indices)`` sets the entries of ``[k]`` full slots to 0. int32 or int64, any order, duplicates
-            and strided views allowed, k = 0 allowed. Raises ``PoolError`` for another dtype.
+        clear: ``clear(indices)`` sets the entries of ``[k]`` full slots to 0. Like all that follow it takes int32 or
+            int64 indices, in any order, duplicates, strided views and k = 0 allowed, and raises ``PoolError`` for
+            another dtype.
         clear_pages: ``clear_pages(pages)`` does so for every slot of ``[k]`` full pages.
+        set: ``set(indices, peers)`` gives ``[k]`` full slots their ``[k]`` int64 SWA slots.
+        set_pages: ``set_pages(pages, peers)`` gives every slot of ``[k]`` full pages its own, ``[k, page_size]`` int64.
+        translate: ``translate(indices)`` returns ``[k]`` int64 SWA slots of ``[k]`` full slots; 0 where there is none,
+            -1 for the index -1.
+        take_pages: ``take_pages(pages)`` returns ``[k]`` int64 SWA pages of ``[k]`` distinct full pages, 0 where there
+            is none, and sets all their entries to 0. The SWA page of a full page is that of its first slot: the two
+            pools page in step.
 
     Raises:
         PoolError: the tensor is not a mapping with that page size.
@@ -47,6 +55,10 @@ class FullToSWAMapping:
 
     clear: Callable[[torch.Tensor], None]
     clear_pages: Callable[[torch.Tensor], None]
+    set: Callable[[torch.Tensor, torch.Tensor], None]
+    set_pages: Callable[[torch.Tensor, torch.Tensor], None]
+    translate: Callable[[torch.Tensor], torch.Tensor]
+    take_pages: Callable[[torch.Tensor], torch.Tensor]
 
     def __init__(self, tensor: torch.Tensor, page_size: int, overrides: Overrides | None = None) -> None:
         overrides = overrides or Overrides()
@@ -56,15 +68,15 @@ class FullToSWAMapping:
         # Kept for its own sake: while a view of the table is alive, index_fill_, index_put_ and index_copy_ on it are
         # 0.4 to 0.7 us faster (torch 2.13, CPU). The calibrator's sandbox keeps one, too.
         self._pages = page_view(tensor, page_size)
-        selection = select(tensor.device, size, page_size, overrides)
-        choices, bound, troubles = _bind_all(selection, tensor, page_size, overrides)
-        self.selection = selection._replace(
-            choices=choices, troubles=tuple(dict.fromkeys((*selection.troubles, *troubles)))
-        )
-        self.clear = bound["clear", TOKEN]
+        self.selection, bound = _bind(select(tensor.device, size, page_size, overrides), tensor, page_size, overrides)
+        self.clear, self.set, self.translate = bound["clear", TOKEN], bound["set", TOKEN], bound["translate", TOKEN]
         # With one slot a page the two targets are one and the same.
-        self.clear_pages = bound.get(("clear", PAGE), self.clear)
-        _log(self.selection)
+        pages: TargetName = TOKEN if page_size == 1 else PAGE
+        self.clear_pages, self.set_pages, self.take_pages = (
+            bound["clear", pages],
+            bound["set", pages],
+            bound["take", pages],
+        )
 
     @classmethod
     def allocate(
@@ -73,17 +85,9 @@ class FullToSWAMapping:
         """An empty mapping for ``size`` full slots."""
         return cls(empty_mapping(size, page_size, device), page_size, overrides)
 
-    def set(self, full_indices: torch.Tensor, swa_indices: torch.Tensor) -> None:
-        """Give each of ``[k]`` full slots its SWA slot, from ``[k]`` SWA slots."""
-        self.tensor[full_indices] = swa_indices.to(torch.int64)
-
-    def translate(self, full_indices: torch.Tensor) -> torch.Tensor:
-        """``[k]`` int64 SWA slots of ``[k]`` full slots; 0 where there is none, -1 for the index -1."""
-        return self.tensor[full_indices]
-
-    def page_peers(self, pages: torch.Tensor) -> torch.Tensor:
-        """``[k]`` int64 SWA slots of the first slot of ``[k]`` full pages; 0 where there is none."""
-        return self._pages[:, 0][pages]
+    def page_rows(self, pages: torch.Tensor) -> torch.Tensor:
+        """``[k, page_size]`` int64 SWA slots of every slot of ``[k]`` full pages; 0 where there is none."""
+        return self._pages[pages]
 
     def reset(self) -> None:
         """Clear the whole table, and set the sentinel, which an index of -1 may have overwritten."""
@@ -96,7 +100,7 @@ def tuned_clear(
     *,
     page_size: int = 1,
     profile: StrategyProfile | str | Path | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: Pin | None = None,
     on_missing: OnMissing | None = None,
     strict_profile: bool = False,
 ) -> Callable[[torch.Tensor], None]:
@@ -118,13 +122,16 @@ def tuned_clear(
         ProfileError, StrategyError, CalibrationError: as the arguments asked for.
     """
     overrides = Overrides(profile, strategy, on_missing, strict_profile)
+    size = _full_size(mapping, page_size)
+    key: Key = (CLEAR.name, TOKEN)
     # What inference mode makes, workspaces among it, cannot be written outside it.
     with torch.inference_mode(mode=False):
-        owner = FullToSWAMapping(mapping, page_size, overrides)
-    clear: Any = owner.clear
-    # What the object keeps alive, its page view above all, must live as long as what is called.
-    clear.owner = owner
-    return owner.clear
+        # Nothing else of it is called: for a pinned clear, nothing is looked for.
+        selection = select(mapping.device, size, page_size, overrides, [key])
+        clear: Any = _bind(selection, mapping, page_size, overrides)[1][key]
+        # As in ``FullToSWAMapping``: it must live as long as what is called.
+        clear.page_view = page_view(mapping, page_size)
+    return clear  # type: ignore[no-any-return]  # Any, to be given an attribute
 
 
 def _full_size(tensor: torch.Tensor, page_size: int) -> int:
@@ -144,10 +151,11 @@ def _full_size(tensor: torch.Tensor, page_size: int) -> int:
     return size
 
 
-def _bind_all(
+def _bind(
     selection: Selection, tensor: torch.Tensor, page_size: int, overrides: Overrides
-) -> tuple[dict[Key, Choice], dict[Key, Bound], list[str]]:
-    choices, bound, troubles = dict(selection.choices), {}, []
+) -> tuple[Selection, dict[Key, Bound]]:
+    """What was selected, bound, and the selection with what came of that: where it fails, the default serves."""
+    choices, bound, troubles = dict(selection.choices), {}, list(selection.troubles)
     for key, choice in selection.choices.items():
         try:
             bound[key] = bind_choice(choice, tensor, page_size)
@@ -159,13 +167,16 @@ def _bind_all(
             troubles.append(f"{choice.layer} {choice.source}: {reason}")
             choices[key] = default_choice(key, tensor.device.type)
             bound[key] = bind_choice(choices[key], tensor, page_size)
-    return choices, bound, troubles
+    # Token and page may fail alike.
+    selection = selection._replace(choices=choices, troubles=tuple(dict.fromkeys(troubles)))
+    _log(selection)
+    return selection, bound
 
 
 def _log(selection: Selection) -> None:
     for remark in selection.remarks:
         logger.info("%s", remark)
     if selection.troubles:
-        defaults = {choice.decisions[0].label for choice in selection.choices.values() if choice.layer == "default"}
-        fallback = f"; clearing with the default, {', '.join(sorted(defaults))}" if defaults else ""
+        defaulted = any(choice.layer == "default" for choice in selection.choices.values())
+        fallback = "; going on with the defaults" if defaulted else ""
         logger.warning("%s", one_line(f"{'; '.join(selection.troubles)}{fallback}"))

@@ -6,13 +6,14 @@ dispatcher know operations only through this interface, so that another operatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import torch
 
-OperationName = Literal["clear"]
+OperationName = Literal["clear", "set", "translate", "take"]
 TargetName = Literal["token", "page"]
 IndexDtype = Literal["int32", "int64"]
 Objective = Literal["serving", "latency"]
@@ -48,6 +49,11 @@ class Target(NamedTuple):
         """
         return self.mapping if self.name == TOKEN else page_view(self.mapping, self.page_size)
 
+    @property
+    def row_slots(self) -> int:
+        """Slots in a row of the table."""
+        return 1 if self.name == TOKEN else self.page_size
+
 
 def empty_mapping(size: int, page_size: int, device: torch.device) -> torch.Tensor:
     """``[size + page_size + 1]`` int64: 0 for every slot, and the sentinel, -1, which a ``last_loc`` of -1 indexes."""
@@ -64,29 +70,48 @@ def page_view(mapping: torch.Tensor, page_size: int) -> torch.Tensor:
 class Operation(NamedTuple):
     """One operation on the mapping.
 
+    A call passes ``[k]`` indices of the target's table, and after them the values that go there, if there are any.
+
     Attributes:
         name: As profiles, pins and traces spell it.
-        targets: The targets that it can be tuned for.
-        arguments: Builds the call's arguments from ``[k]`` indices of the target's table.
+        paged_targets: The targets that calls are made on where a page has more than one slot. Where it has one, pages
+            are slots, and every operation has the token target alone.
         reference: What every strategy must do to the table and return, in the plainest PyTorch; defines correctness.
         fallback: The default strategy, for device types without an entry in ``defaults``.
         defaults: The default strategy by device type.
+        values: Makes up what a call passes after its indices, from the target's table and those ``[k]`` indices; None
+            where calls pass indices alone.
+        distinct: Whether the indices of a call differ from each other; its result for others is undefined.
+        sentinel: Whether an index of -1 is legal.
     """
 
     name: OperationName
-    targets: tuple[TargetName, ...]
-    arguments: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+    paged_targets: tuple[TargetName, ...]
     reference: Callable[..., torch.Tensor | None]
     fallback: str
     defaults: Mapping[str, str] = MappingProxyType({})
+    values: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    distinct: bool = False
+    sentinel: bool = False
 
     def default_strategy(self, device_type: str) -> str:
         """The strategy that is used where nothing was measured."""
         return self.defaults.get(device_type, self.fallback)
 
+    def targets(self, page_size: int) -> tuple[TargetName, ...]:
+        """The targets that calls are made on with pages of so many slots."""
+        return self.paged_targets if page_size > 1 else (TOKEN,)
 
-def _clear_arguments(_table: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (indices,)
+    def arguments(self, table: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A call's arguments: ``[k]`` indices of the table, and made-up values where it takes some."""
+        return (indices,) if self.values is None else (indices, self.values(table, indices))
+
+
+def _peers(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rows of consecutive SWA slots, equal for equal indices."""
+    row_slots = math.prod(table.shape[1:])
+    first = (indices.to(torch.int64) * 2 + 1) * row_slots
+    return (first.unsqueeze(1) + torch.arange(row_slots, device=first.device)).view(-1, *table.shape[1:])
 
 
 def _clear_reference(table: torch.Tensor, indices: torch.Tensor) -> None:
@@ -94,10 +119,25 @@ def _clear_reference(table: torch.Tensor, indices: torch.Tensor) -> None:
         table[row].zero_()
 
 
+def _set_reference(table: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    for row, value in zip(indices.tolist(), values, strict=True):
+        table[row].copy_(value)
+
+
+def _translate_reference(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return torch.stack([table[row] for row in indices.tolist()]) if indices.numel() else table[:0].clone()
+
+
+def _take_reference(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    row_slots = math.prod(table.shape[1:])
+    taken = table.new_tensor([int(table[row].flatten()[0]) // row_slots for row in indices.tolist()])
+    _clear_reference(table, indices)
+    return taken
+
+
 CLEAR = Operation(
     name="clear",
-    targets=(TOKEN, PAGE),
-    arguments=_clear_arguments,
+    paged_targets=(TOKEN, PAGE),
     reference=_clear_reference,
     # On CUDA the assignment copied a host scalar and blocked until the stream drained (sglang PR 35773).
     fallback="index_fill",
@@ -105,4 +145,37 @@ CLEAR = Operation(
     defaults={"npu": "subscript_assign"},
 )
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType({CLEAR.name: CLEAR})
+# Gives rows their SWA slots, [k, *row] int64.
+SET = Operation(
+    name="set",
+    paged_targets=(TOKEN, PAGE),
+    reference=_set_reference,
+    values=_peers,
+    fallback="subscript_assign",
+    # On a CPU an assignment takes 1.5 times as long, from 1 slot to 8192 (torch 2.13). On an NPU it is SGLang's choice
+    # for alloc_decode (0.5.23).
+    defaults={"cpu": "index_copy", "npu": "npu_scatter_nd_update"},
+)
+
+# Reads the SWA slots of full slots, [k] int64. Nothing reads by page without clearing.
+TRANSLATE = Operation(
+    name="translate",
+    paged_targets=(TOKEN,),
+    reference=_translate_reference,
+    fallback="subscript",
+    sentinel=True,
+)
+
+# Reads the SWA pages, [k] int64, of full pages, and clears the rows: what every free of a window does. The SWA page is
+# the first entry of the row, divided by the slots in a row; 0 where there is none.
+TAKE = Operation(
+    name="take",
+    paged_targets=(PAGE,),
+    reference=_take_reference,
+    fallback="read_then_clear",
+    distinct=True,
+)
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {operation.name: operation for operation in (CLEAR, SET, TRANSLATE, TAKE)}
+)

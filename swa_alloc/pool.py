@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
 import torch
 
 from swa_alloc.errors import PoolError
 from swa_alloc.free_list import FreeList, SortedFreeList
 from swa_alloc.operations import INDEX_DTYPES
 
+# Slots of a request's row, and the position in it, in tokens, at which they begin.
+Segment = tuple[torch.Tensor, int]
+
 _INDEX_DTYPES = frozenset(INDEX_DTYPES.values())
+
+
+def _as_given(page_ids: torch.Tensor) -> torch.Tensor:
+    return page_ids
+
+
+# Up to so many pages a Python list tells the least of them sooner than PyTorch does: one in 0.5 instead of 2 us.
+_FEW = 32
+
+
+def _without_padding(page_ids: torch.Tensor) -> torch.Tensor:
+    least = min(page_ids.tolist(), default=1) if page_ids.numel() <= _FEW else int(page_ids.min())
+    return page_ids if least > 0 else page_ids[page_ids > 0]
+
+
+# By device type, how pages that somebody frees lose the padding among them. Elsewhere to look for it would mean to wait
+# for the device, and callers pass none, as with SGLang.
+PADDING_FILTERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({"cpu": _without_padding})
 
 
 class PoolAllocator:
@@ -20,6 +44,10 @@ class PoolAllocator:
         device: Where indices live.
         need_sort: Whether to hand out ascending pages for as long as possible.
 
+    Attributes:
+        size: As passed in, or as resized.
+        page_size: As passed in.
+
     Raises:
         PoolError: the sizes are not positive, or do not divide.
     """
@@ -28,12 +56,22 @@ class PoolAllocator:
         check_sizes(size=size, page_size=page_size)
         self.size = size
         self.page_size = page_size
-        self._free_list = (SortedFreeList if need_sort else FreeList)(size // page_size, device)
+        self._device = device
+        self._free_list_class = SortedFreeList if need_sort else FreeList
+        self._free_list = self._free_list_class(size // page_size, device)
         self._offsets = torch.arange(page_size, dtype=torch.int64, device=device)
+        self._without_padding = PADDING_FILTERS.get(device.type, _as_given)
+        # What an open free group holds back; None without one.
+        self._held: list[torch.Tensor] | None = None
+        self._held_sets: list[torch.Tensor] = []
 
     def available_size(self) -> int:
-        """Free slots."""
+        """Free slots. What an open free group holds back is not free yet."""
         return len(self._free_list) * self.page_size
+
+    def available_pages(self) -> int:
+        """Free pages."""
+        return len(self._free_list)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """``[need_size]`` int64 slots that are whole pages; None, and nothing changed, where there is no room.
@@ -41,51 +79,168 @@ class PoolAllocator:
         Raises:
             PoolError: ``need_size`` is negative or no multiple of the page size.
         """
-        self.check_need(need_size)
-        pages = self._free_list.take(need_size // self.page_size)
-        return None if pages is None else self._slots(pages)
+        pages = self.pages_in(need_size)
+        if pages > self.available_pages():
+            return None
+        slots = self.slots(self.peek(pages))
+        self.drop(pages)
+        return slots
 
-    def check_need(self, need_size: int) -> None:
-        """Raise PoolError unless ``need_size`` is a number of slots that are whole pages."""
+    def pages_in(self, need_size: int) -> int:
+        """Whole pages in so many slots.
+
+        Raises:
+            PoolError: it is negative or no multiple of the page size.
+        """
         if type(need_size) is not int or need_size < 0 or need_size % self.page_size:
             raise PoolError(f"need_size must be a multiple of the page size {self.page_size}, not {need_size!r}")
+        return need_size // self.page_size
+
+    def peek(self, pages: int) -> torch.Tensor:
+        """``[pages]`` int64 ids of free pages; there must be as many. They stay free until they are dropped."""
+        return self._free_list.peek(pages)
+
+    def drop(self, pages: int) -> None:
+        """Hand out what ``peek(pages)`` gave."""
+        self._free_list.drop(pages)
+
+    def rows(self, page_ids: torch.Tensor) -> torch.Tensor:
+        """``[k, page_size]`` int64 slots of ``[k]`` pages; ``[k]`` with one slot a page."""
+        if self.page_size == 1:
+            return page_ids
+        return torch.add(self._offsets, page_ids.unsqueeze(1), alpha=self.page_size)
+
+    def slots(self, page_ids: torch.Tensor) -> torch.Tensor:
+        """``[k * page_size]`` int64 slots of ``[k]`` pages."""
+        return page_ids if self.page_size == 1 else self.rows(page_ids).view(-1)
+
+    def pages_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The pages that ``[k]`` slots lie in, each once at ``page_size > 1``, padding left out.
+
+        At ``page_size > 1`` their number depends on the data, so it synchronizes on a device.
+        """
+        if self.page_size == 1:
+            return slots
+        pages: torch.Tensor = torch.unique(slots.floor_divide(self.page_size))
+        return pages[pages > 0]
+
+    def leaders(self, segment: torch.Tensor, start_pos: int) -> torch.Tensor:
+        """One slot a page, a copy, of ``[k]`` slots that lie in a request's row from token ``start_pos`` on.
+
+        Raises:
+            PoolError: they are no indices, or ``start_pos`` does not begin a page.
+        """
+        check_indices(segment)
+        if start_pos % self.page_size:
+            raise PoolError(f"start_pos must be a multiple of the page size {self.page_size}, not {start_pos}")
+        # One call each; most segments are one page, and the first is the cheaper one.
+        if 0 < segment.numel() <= self.page_size:
+            return segment.narrow_copy(0, 0, 1)
+        return torch.slice_copy(segment, step=self.page_size)
+
+    def leaders_of(self, segments: Iterable[Segment]) -> torch.Tensor:
+        """One slot a page, a copy, of several segments of one request, in ascending order.
+
+        Raises:
+            PoolError: as ``leaders``, and where two share a page.
+        """
+        end, leaders = 0, []
+        for free_index, start_pos in segments:
+            leaders.append(self.leaders(free_index, start_pos))
+            if free_index.numel():
+                if start_pos < end:
+                    raise PoolError(f"the segment at {start_pos} shares a page with the one before it")
+                # The whole last page goes with a segment.
+                end = -(-(start_pos + free_index.numel()) // self.page_size) * self.page_size
+        return torch.cat(leaders) if leaders else self._offsets[:0]
+
+    def pages_of_leaders(self, slots: torch.Tensor) -> torch.Tensor:
+        """The pages that ``[k]`` slots lie in, one for each. Never synchronizes."""
+        return slots if self.page_size == 1 else slots.floor_divide(self.page_size)
+
+    def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        """Give back ``[k]`` slots that lie in a request's row from token ``start_pos`` on. Never synchronizes.
+
+        Raises:
+            PoolError: they are no indices, ``start_pos`` does not begin a page, or more would be free than there are;
+                nothing has changed then.
+        """
+        self.free_page_ids(self.pages_of_leaders(self.leaders(free_index, start_pos)))
 
     def free(self, slots: torch.Tensor) -> None:
-        """Give back ``[k]`` slots in any order; at ``page_size > 1``, every page that one of them lies in.
+        """Give back ``[k]`` slots in any order; at ``page_size > 1``, every page that one of them lies in, once.
 
-        Slots of the padding page are left out. The number of pages depends on the data, so it synchronizes on a device.
+        At ``page_size > 1`` it synchronizes on a device, as ``pages_of`` does.
 
         Raises:
             PoolError: they are no indices, or more would be free than there are; nothing has changed then.
         """
         check_indices(slots)
-        pages = self.pages_of(slots)
-        self.free_page_ids(pages[pages > 0])
+        self.free_page_set(self.pages_of(slots))
 
-    def free_page_ids(self, page_ids: torch.Tensor) -> None:
-        """Give back ``[k]`` distinct pages, none of them padding.
+    def free_page_set(self, page_ids: torch.Tensor) -> None:
+        """Give back ``[k]`` distinct pages. In a free group at ``page_size > 1`` they may come more than once.
 
         Raises:
             PoolError: more would be free than there are; nothing has changed then.
         """
-        self._free_list.put(page_ids)
+        if self._held is None or self.page_size == 1:
+            self.free_page_ids(page_ids)
+        else:
+            self._held_sets.append(page_ids.clone())
+
+    def free_page_ids(self, page_ids: torch.Tensor) -> None:
+        """Give back ``[k]`` distinct pages.
+
+        Raises:
+            PoolError: more would be free than there are; nothing has changed then.
+        """
+        if self._held is None:
+            self._free_list.put(self._without_padding(page_ids))
+        else:
+            self._held.append(page_ids.clone())
+
+    def free_group_begin(self) -> None:
+        """Hold back what is freed from here on, until ``free_group_end``."""
+        self._held = []
+
+    def free_group_end(self) -> None:
+        """Make what was held back free, all at once.
+
+        Raises:
+            PoolError: more would be free than there are; nothing of the group has become free then.
+        """
+        held, sets = self._held or [], self._held_sets
+        self._held, self._held_sets = None, []
+        if sets:
+            held.append(united(sets))
+        if held:
+            self.free_page_ids(torch.cat(held))
 
     def get_all_free_pages(self) -> torch.Tensor:
         """``[n]`` int64 ids of the free pages."""
         return self._free_list.all_ids()
 
+    def resize(self, size: int) -> None:
+        """Have ``size`` slots from now on, all of them free. O(size).
+
+        Raises:
+            PoolError: it is not positive, or no multiple of the page size.
+        """
+        check_sizes(size=size, page_size=self.page_size)
+        self._free_list = self._free_list_class(size // self.page_size, self._device)
+        self.size = size
+        self.clear()
+
     def clear(self) -> None:
-        """Make every slot free."""
+        """Make every slot free. O(size)."""
         self._free_list.reset()
+        self._held, self._held_sets = None, []
 
-    def pages_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The pages that ``[k]`` slots lie in, each once at ``page_size > 1``."""
-        return slots if self.page_size == 1 else torch.unique(slots // self.page_size)
 
-    def _slots(self, pages: torch.Tensor) -> torch.Tensor:
-        if self.page_size == 1:
-            return pages
-        return (pages.unsqueeze(1) * self.page_size + self._offsets).view(-1)
+def united(page_sets: list[torch.Tensor]) -> torch.Tensor:
+    """Each page of several sets once: parts of one page may be freed one after the other. Synchronizes on a device."""
+    return torch.unique(torch.cat(page_sets)) if len(page_sets) > 1 else page_sets[0]
 
 
 def check_indices(indices: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ class ProfileWorkload(NamedTuple):
         name: Its name in ``conf/workload``.
         size: Slots in the full pool; the mapping has ``size + page_size + 1`` entries.
         page_size: Slots in a page.
-        backlog_us: Device work queued ahead of a clear, in microseconds.
+        backlog_us: Device work queued ahead of a call, in microseconds.
         trace: Digest of the trace whose sizes were timed.
     """
 

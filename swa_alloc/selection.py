@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -11,16 +11,17 @@ import torch
 
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
 from swa_alloc.fingerprint import Match, fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, PAGE, OperationName, TargetName
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
 from swa_alloc.stores import PROFILE_VARIABLE, find, stores
-from swa_alloc.strategies import Strategy, create
+from swa_alloc.strategies import Strategy, create, known_names, names, strategy_class
 
 OnMissing = Literal["calibrate", "default", "error"]
 PIN_VARIABLE = "SWA_ALLOC_STRATEGY"
 ON_MISSING_VARIABLE = "SWA_ALLOC_ON_MISSING"
 
 Key = tuple[OperationName, TargetName]
+Pin = str | Strategy | Sequence[Strategy]
 
 
 class Overrides(NamedTuple):
@@ -28,13 +29,13 @@ class Overrides(NamedTuple):
 
     Attributes:
         profile: A profile, or the path of one.
-        strategy: A pin: a name, ``"clear.token=NAME,clear.page=NAME"``, or a ``Strategy`` instance.
+        strategy: A pin: a name, ``"clear.token=NAME,clear.page=NAME"``, a ``Strategy`` instance, or several.
         on_missing: What to do where no profile fits.
         strict_profile: Whether trouble with a profile or a pin raises instead of falling back to the default.
     """
 
     profile: StrategyProfile | str | Path | None = None
-    strategy: str | Strategy | None = None
+    strategy: Pin | None = None
     on_missing: OnMissing | None = None
     strict_profile: bool = False
 
@@ -83,8 +84,17 @@ class Selection(NamedTuple):
     troubles: tuple[str, ...] = ()
 
 
-def select(device: torch.device, size: int, page_size: int, overrides: Overrides) -> Selection:
-    """Decide what serves a mapping over ``size`` full slots on ``device``.
+def calls(page_size: int) -> tuple[Key, ...]:
+    """Whatever is called on a mapping with pages of so many slots."""
+    return tuple(
+        (operation.name, target) for operation in OPERATIONS.values() for target in operation.targets(page_size)
+    )
+
+
+def select(
+    device: torch.device, size: int, page_size: int, overrides: Overrides, wanted: Sequence[Key] | None = None
+) -> Selection:
+    """Decide what serves a mapping over ``size`` full slots on ``device``; the ``wanted`` calls only, if given.
 
     Raises:
         ProfileError, StrategyError, CalibrationError: ``strict_profile`` was asked for and something is wrong, or
@@ -108,13 +118,12 @@ def select(device: torch.device, size: int, page_size: int, overrides: Overrides
             wrong_pin = True
             tolerate(StrategyError(f"{layer}: {error}"))
     below: Mapping[Key, Choice] = {}
-    # With one slot a page, clears by page are clears by slot.
-    keys = [key for key in _keys() if page_size > 1 or key[1] != PAGE]
+    wanted = calls(page_size) if wanted is None else wanted
     # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
-    if not wrong_pin and any(key not in pins for key in keys):
+    if not wrong_pin and any(key not in pins for key in wanted):
         below = _from_profiles(device, size, page_size, overrides, tolerate, remarks)
-    found = {**{key: default_choice(key, device.type) for key in keys}, **below, **pins}
-    return Selection({key: found[key] for key in keys}, tuple(remarks), tuple(troubles))
+    found = {**{key: default_choice(key, device.type) for key in wanted}, **below, **pins}
+    return Selection({key: found[key] for key in wanted}, tuple(remarks), tuple(troubles))
 
 
 def default_choice(key: Key, device_type: str) -> Choice:
@@ -123,38 +132,60 @@ def default_choice(key: Key, device_type: str) -> Choice:
     return Choice(*key, layer="default", source=f"for {device_type}", decisions=_everywhere(key, name))
 
 
-def pinned(pin: str | Strategy, layer: str) -> dict[Key, Choice]:
+def pinned(pin: Pin, layer: str) -> dict[Key, Choice]:
     """The choices that a pin makes.
 
     Raises:
         StrategyError: it names a strategy, an operation or a target that does not exist.
     """
-    if isinstance(pin, Strategy):
-        keys = [key for key in _keys() if key[0] == pin.operation and key[1] in pin.targets]
-        return {key: Choice(*key, layer, pin.name, _everywhere(key, pin.name), instance=pin) for key in keys}
-    if not isinstance(pin, str):
-        raise StrategyError(f"a pin is the name of a strategy or a Strategy instance, not {pin!r}")
+    if isinstance(pin, str):
+        return _pinned_by_name(pin, layer)
+    instances = (pin,) if isinstance(pin, Strategy) else pin
+    if not (isinstance(instances, Sequence) and all(isinstance(instance, Strategy) for instance in instances)):
+        raise StrategyError(f"a pin is the name of a strategy, a Strategy instance or several of them, not {pin!r}")
+    return {
+        key: Choice(*key, layer, instance.name, _everywhere(key, instance.name), instance=instance)
+        for instance in instances
+        for key in _keys()
+        if key[0] == instance.operation and key[1] in instance.targets
+    }
+
+
+def _pinned_by_name(pin: str, layer: str) -> dict[Key, Choice]:
     parts = [part.strip() for part in pin.split(",") if part.strip()]
     if not parts:
         raise StrategyError(f"pin {pin!r} names no strategy; write STRATEGY or TARGET=STRATEGY")
     bare = [part for part in parts if "=" not in part]
     choices: dict[Key, Choice] = {}
-    spelled_out: set[Key] = set()
+    said: dict[str, set[Key]] = {"": set(), "=": set()}
     # A bare name means whatever the strategy serves; a target that is spelled out means just that, and goes before.
     for part in (*bare, *(part for part in parts if "=" in part)):
         where, separator, name = part.rpartition("=")
-        keys = [key for key in _keys() if not separator or ".".join(key) == where.strip()]
+        keys = [key for key in _keys() if ".".join(key) == where.strip()] if separator else _served(name.strip())
         if not keys:
             known = ", ".join(".".join(key) for key in _keys())
             raise StrategyError(f"pin {part!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
-        # A typo is found here, not at the first clear.
-        serves = {key: key[1] in create(key[0], name.strip()).targets for key in keys}
-        if spelled_out & set(keys) or len(bare) > 1:
-            raise StrategyError(f"pin {pin!r} says twice what serves {'.'.join(keys[0])}")
-        spelled_out |= set(keys) if separator else set()
-        for key in (key for key in keys if serves[key] or separator):
-            choices[key] = Choice(*key, layer, pin, _everywhere(key, name.strip()))
+        for key in keys:
+            # A typo is found here, not at the first call.
+            create(key[0], name.strip())
+        twice = [key for key in keys if key in said[separator]]
+        if twice:
+            raise StrategyError(f"pin {pin!r} says twice what serves {'.'.join(twice[0])}")
+        said[separator].update(keys)
+        choices |= {key: Choice(*key, layer, pin, _everywhere(key, name.strip())) for key in keys}
     return choices
+
+
+def _served(name: str) -> list[Key]:
+    """What a strategy of that name serves; operations may have one each.
+
+    Raises:
+        StrategyError: none does.
+    """
+    owners = [operation for operation in OPERATIONS if name in names(operation)]
+    if not owners:
+        raise StrategyError(f"unknown strategy {name!r}; known: {known_names()}")
+    return [key for key in _keys() if key[0] in owners and key[1] in strategy_class(key[0], name).targets]
 
 
 def _parse_on_missing(value: str) -> OnMissing:
@@ -165,14 +196,19 @@ def _parse_on_missing(value: str) -> OnMissing:
 
 
 def _keys() -> list[Key]:
-    return [(operation.name, target) for operation in OPERATIONS.values() for target in operation.targets]
+    """Whatever can be called, with any page size."""
+    return [
+        (operation.name, target)
+        for operation in OPERATIONS.values()
+        for target in dict.fromkeys((*operation.targets(1), *operation.paged_targets))
+    ]
 
 
 def _everywhere(key: Key, name: str) -> tuple[Decision, ...]:
     return tuple(Decision(*key, dtype, None, name, {}, 0.0, ()) for dtype in INDEX_DTYPES)
 
 
-def _pins(overrides: Overrides) -> list[tuple[str, str | Strategy]]:
+def _pins(overrides: Overrides) -> list[tuple[str, Pin]]:
     layers = (("strategy= argument", overrides.strategy), (PIN_VARIABLE, os.environ.get(PIN_VARIABLE)))
     return [(layer, pin) for layer, pin in layers if pin]
 

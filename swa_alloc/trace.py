@@ -1,18 +1,18 @@
-"""The record of the clears that a run made: how many indices, of which dtype, in which layout, how often."""
+"""The record of the calls that a run made: of which operation, how many indices, in which layout, how often."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
 from swa_alloc import _json
 from swa_alloc.errors import TraceError
-from swa_alloc.operations import PAGE, TOKEN, IndexDtype, OperationName, Target, TargetName
+from swa_alloc.operations import OPERATIONS, PAGE, TOKEN, IndexDtype, Operation, OperationName, Target, TargetName
 from swa_alloc.profile import digest
-from swa_alloc.strategies import Bound, Strategy
+from swa_alloc.strategies import Bound, Strategy, create
 
 SCHEMA: Final = "swa_alloc.trace/1"
 
@@ -45,7 +45,7 @@ class TraceEntry(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The clears of a run, and the mapping that they were made on.
+    """The calls of a run, and the mapping that they were made on.
 
     Attributes:
         schema: Version of this format.
@@ -105,37 +105,26 @@ class Trace(NamedTuple):
         return path
 
 
-class TraceRecorder(Strategy):
-    """A strategy that clears, and takes down each call that it is asked for.
+class TraceRecorder:
+    """Takes down each call that an allocator makes on its mapping.
 
-    Given to an allocator as its ``strategy=``, it records the run. A clear of pages is entered for the page target and,
-    expanded to slots, for the token target: one caller passes pages, another their slots. It reads the indices, so it
-    synchronizes: for playing workloads, not for serving.
+    It does so through strategies, which do their work as well: given to an allocator as its
+    ``strategy=recorder.strategies``, they record the run. They read the indices, so they synchronize: for playing
+    workloads, not for serving.
+
+    A call on pages is entered for the page target and, expanded to slots, for the token target, where its operation has
+    one: one caller passes pages, another their slots. A take is entered as a clear as well: whoever takes in two steps
+    makes that clear.
+
+    Attributes:
+        strategies: One for each operation.
     """
 
-    name = "trace_recorder"
-
     def __init__(self) -> None:
-        self._calls: Counter[tuple[str, str, int, str]] = Counter()
-
-    def bind(self, target: Target) -> Bound:
-        """See ``Strategy.bind``."""
-        table, calls, page_size = target.table, self._calls, target.page_size
-        dtype = str(target.index_dtype).removeprefix("torch.")
-
-        def clear_tokens(indices: torch.Tensor) -> None:
-            table.index_fill_(0, indices.to(torch.int64), 0)
-            if indices.numel():
-                calls[TOKEN, dtype, indices.numel(), layout_of(indices, page_size)] += 1
-
-        def clear_pages(pages: torch.Tensor) -> None:
-            table.index_fill_(0, pages.to(torch.int64), 0)
-            if pages.numel():
-                layout = layout_of(pages, 1)
-                calls[PAGE, dtype, pages.numel(), layout] += 1
-                calls[TOKEN, dtype, pages.numel() * page_size, "run" if layout == "run" else "pages"] += 1
-
-        return clear_tokens if target.name == TOKEN else clear_pages
+        self._calls: Counter[_Call] = Counter()
+        self.strategies: tuple[Strategy, ...] = tuple(
+            _recording(operation, self._calls) for operation in OPERATIONS.values()
+        )
 
     def trace(self, size: int, page_size: int) -> Trace:
         """What was recorded, on a mapping over ``size`` full slots.
@@ -143,16 +132,46 @@ class TraceRecorder(Strategy):
         Raises:
             TraceError: nothing was.
         """
-        entries = tuple(
-            TraceEntry("clear", target, dtype, count, layout, float(weight))  # type: ignore[arg-type]  # from Literals
-            for (target, dtype, count, layout), weight in sorted(self._calls.items())
-        )
+        entries = tuple(TraceEntry(*call, weight=float(weight)) for call, weight in sorted(self._calls.items()))
         trace = Trace(SCHEMA, size, page_size, entries)
         try:
             trace.check()
         except ValueError as error:
             raise TraceError(f"the run made no usable trace: {error}") from error
         return trace
+
+
+_Call = tuple[OperationName, TargetName, IndexDtype, int, Layout]
+
+
+def _recording(recorded: Operation, calls: Counter[_Call]) -> Strategy:
+    """The plainest strategy of an operation, which enters each of its calls in ``calls``."""
+    plain = create(recorded.name, recorded.fallback)
+    entered = (recorded, OPERATIONS["clear"]) if recorded.name == "take" else (recorded,)
+
+    class Recording(Strategy):
+        name = "trace_recorder"
+        operation = recorded.name
+        targets = plain.targets
+
+        def bind(self, target: Target) -> Bound:
+            carry_out, page_size = plain.bind(target), target.page_size
+            dtype: IndexDtype = "int32" if target.index_dtype is torch.int32 else "int64"
+
+            def call(indices: torch.Tensor, *values: torch.Tensor) -> Any:
+                count = indices.numel()
+                if count:
+                    layout = layout_of(indices, page_size if target.name == TOKEN else 1)
+                    for operation in entered:
+                        calls[operation.name, target.name, dtype, count, layout] += 1
+                        if target.name == PAGE and TOKEN in operation.targets(page_size):
+                            in_slots: Layout = "run" if layout == "run" else "pages"
+                            calls[operation.name, TOKEN, dtype, count * page_size, in_slots] += 1
+                return carry_out(indices, *values)
+
+            return call
+
+    return Recording()
 
 
 def layout_of(indices: torch.Tensor, page_size: int) -> Layout:

@@ -49,23 +49,36 @@ def next_patch(version: str) -> str:
 def decide(
     strategy: str,
     *,
+    operation: str = "clear",
     target: str = "token",
     index_dtype: str = "int64",
     max_indices: int | None = None,
     params: dict[str, Any] | None = None,
     ties: tuple[str, ...] = (),
 ) -> Decision:
-    """One decision for clear."""
-    return Decision("clear", target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]  # a plain str where the field is a Literal
+    """One decision, for clear unless told otherwise."""
+    return Decision(operation, target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]  # plain strs where the fields are Literals
 
 
 def decide_all(strategy: str, params: dict[str, Any] | None = None) -> tuple[Decision, ...]:
-    """Decisions that give every call to one strategy."""
+    """Decisions that give every clear to one strategy."""
     return tuple(
         decide(strategy, target=target, index_dtype=dtype, params=params)
-        for target in OPERATIONS["clear"].targets
+        for target in OPERATIONS["clear"].paged_targets
         for dtype in INDEX_DTYPES
     )
+
+
+def decide_everything(strategy: str) -> tuple[Decision, ...]:
+    """Decisions that give every clear to one strategy, and every other call to its default."""
+    others = (
+        decide(operation.default_strategy("cpu"), operation=operation.name, target=target, index_dtype=dtype)
+        for operation in OPERATIONS.values()
+        if operation.name != "clear"
+        for target in operation.paged_targets
+        for dtype in INDEX_DTYPES
+    )
+    return (*decide_all(strategy), *others)
 
 
 def make_provenance(created: str = "2026-09-30T12:00:00Z", **changes: Any) -> Provenance:
@@ -119,7 +132,7 @@ def make_profile(
     evidence: Evidence | None = None,
     workload: str = "tests",
 ) -> StrategyProfile:
-    """A profile for this machine, unless told otherwise, that gives every call to ``strategy``."""
+    """A profile for this machine, unless told otherwise, that gives every clear to ``strategy``."""
     return StrategyProfile(
         fingerprint=machine or here(),
         workload=ProfileWorkload(workload, size, page_size, 250.0, "ba9876543210"),
@@ -137,6 +150,7 @@ def make_document() -> dict[str, Any]:
         decide("index_copy", max_indices=512, params={"source": "slice"}),
         decide("index_fill"),
         decide("subscript_assign", target="page", index_dtype="int32"),
+        decide("read_then_clear", operation="take", target="page", params={"clear": "index_put"}),
     )
     document: dict[str, Any] = json.loads(json.dumps(make_profile(decisions=decisions).document()))
     return document

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from swa_alloc.operations import OPERATIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,6 +33,12 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     return home / "cache" / "swa_alloc" / "profiles"
+
+
+@pytest.fixture
+def empty_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No third-party strategies, and none left behind."""
+    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {operation: {} for operation in OPERATIONS})
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What every strategy must do to the table, whoever wrote it.
 
-A third party checks its own strategy by subclassing::
+A third party checks its own clear strategy by subclassing ``StrategyContract``, and those of other operations by
+subclassing ``SetContract``, ``TranslateContract`` or ``TakeContract``::
 
     class TestMyFill(StrategyContract):
         @pytest.fixture
@@ -11,7 +12,7 @@ A third party checks its own strategy by subclassing::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from builders import PROPERTY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swa_alloc.operations import OPERATIONS, Target
-from swa_alloc.strategies import Strategy
+from swa_alloc.operations import OPERATIONS, PAGE, TOKEN, Target
+from swa_alloc.strategies import Bound, Strategy
 
 # Rows of a table under test, the padding row included.
 ROWS = 24
@@ -47,19 +48,24 @@ LAYOUTS = [
     for dtype in (torch.int32, torch.int64)
 ]
 
+# Each target with each dtype, and pages of one, few and many slots: enough where strategies hardly prepare anything.
+TOKEN_LAYOUTS = [Layout("token", 1, torch.int64), Layout("token", 4, torch.int32)]
+FEW_LAYOUTS = [*TOKEN_LAYOUTS, Layout("page", 4, torch.int64), Layout("page", 64, torch.int32)]
+
 
 class Table:
     """A mapping full of distinct non-zero entries, and a plain list that says what it must hold."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, operation: str = "clear") -> None:
         # At least two pages, and ROWS rows of whichever kind is addressed.
         pages = ROWS if layout.target == "page" else max(2, ROWS // layout.page_size)
-        entries = pages * layout.page_size + 1
-        self.rows = pages if layout.target == "page" else entries - 1
+        self.entries = pages * layout.page_size + 1
+        self.rows = pages if layout.target == "page" else self.entries - 1
         self.row_slots = layout.page_size if layout.target == "page" else 1
-        self.buffer = torch.full((GUARD_ENTRIES + entries + GUARD_ENTRIES,), GUARD, dtype=torch.int64, device=device)
-        mapping = self.buffer[GUARD_ENTRIES : GUARD_ENTRIES + entries]
-        self.target = Target("clear", layout.target, layout.index_dtype, mapping, layout.page_size)  # type: ignore[arg-type]  # a plain str where the field is a Literal
+        length = GUARD_ENTRIES + self.entries + GUARD_ENTRIES
+        self.buffer = torch.full((length,), GUARD, dtype=torch.int64, device=device)
+        mapping = self.buffer[GUARD_ENTRIES : GUARD_ENTRIES + self.entries]
+        self.target = Target(operation, layout.target, layout.index_dtype, mapping, layout.page_size)  # type: ignore[arg-type]  # plain strs where the fields are Literals
         self.expected: list[int] = []
         self.refill()
 
@@ -70,11 +76,16 @@ class Table:
         mapping[-1:].fill_(-1)
         self.expected = self.buffer.tolist()
 
+    def places(self, row: int) -> range:
+        """Where the entries of a row lie in ``expected``; -1 is the last row of all, the sentinel's."""
+        first = GUARD_ENTRIES + (row % self.entries if row < 0 else row) * self.row_slots
+        return range(first, first + self.row_slots)
+
     def expect_cleared(self, rows: Sequence[int]) -> None:
         """The reference: element by element, in plain Python, knowing nothing of PyTorch's indexing."""
         for row in rows:
-            for slot in range(row * self.row_slots, (row + 1) * self.row_slots):
-                self.expected[GUARD_ENTRIES + slot] = 0
+            for place in self.places(row):
+                self.expected[place] = 0
 
     def check(self) -> None:
         """The mapping, its padding, its sentinel and what lies around it, entry by entry."""
@@ -103,7 +114,7 @@ def _contiguous(values: list[int], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _strided(values: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    # Row 0, the padding, lies between: whoever ignores the stride clears it.
+    # Row 0, the padding, lies between: whoever ignores the stride uses it.
     spaced = torch.zeros(len(values), 3, dtype=dtype, device=device)
     spaced[:, 1] = torch.tensor(values, dtype=dtype, device=device)
     return spaced[:, 1]
@@ -128,6 +139,8 @@ SHAPES = [
 class StrategyContract:
     """Subclass it, and return the strategy under test from ``strategy``."""
 
+    operation: ClassVar[str] = "clear"
+
     @pytest.fixture
     def strategy(self) -> Strategy:
         raise NotImplementedError
@@ -139,77 +152,161 @@ class StrategyContract:
 
     @pytest.fixture(params=LAYOUTS, ids=str)
     def table(self, request: pytest.FixtureRequest, strategy: Strategy, device: torch.device) -> Table:
-        layout: Layout = request.param
+        return self.table_for(strategy, request.param, device)
+
+    def table_for(self, strategy: Strategy, layout: Layout, device: torch.device) -> Table:
         if layout.target not in strategy.targets:
             pytest.skip(f"{strategy.name} does not serve the {layout.target} target")
-        table = Table(layout, device)
+        table = Table(layout, device, self.operation)
         assert strategy.unavailable(table.target) is None
         return table
 
+    def values(self, table: Table, rows: list[int]) -> list[Any] | None:
+        """What a call passes after its indices."""
+        del table, rows
+
+    def expect(self, table: Table, rows: list[int], values: list[Any] | None) -> list[int] | None:
+        """Make ``table.expected`` what it must be after a call, and return what the call must return."""
+        del values
+        table.expect_cleared(rows)
+
+    def carry_out(self, call: Bound, table: Table, rows: list[int], form: str = "contiguous") -> Any:
+        """Make a call, and check whatever there is to see of it."""
+        device = table.target.mapping.device
+        indices, values = FORMS[form](rows, table.target.index_dtype, device), self.values(table, rows)
+        arguments = [indices]
+        if values is not None:
+            row = table.target.table.shape[1:]
+            arguments.append(torch.tensor(values, dtype=torch.int64, device=device).view(len(rows), *row))
+        expected = self.expect(table, rows, values)
+        result = call(*arguments)
+        table.check()
+        assert indices.dtype is table.target.index_dtype
+        assert indices.tolist() == rows
+        assert [argument.tolist() for argument in arguments[1:]] == ([] if values is None else [values])
+        if expected is not None:
+            assert result.dtype is torch.int64
+            assert result.tolist() == expected
+        return result
+
+    def rows(self, table: Table, case: str) -> list[int]:
+        """The rows of a case, each once where the operation says so."""
+        rows = CASES[case](table.rows)
+        return list(dict.fromkeys(rows)) if OPERATIONS[self.operation].distinct else rows
+
     def test_says_what_it_is(self, strategy: Strategy, table: Table) -> None:
         assert strategy.name.isidentifier()
-        assert strategy.targets <= set(OPERATIONS[strategy.operation].targets)
+        assert strategy.operation == self.operation
+        assert strategy.targets <= {TOKEN, PAGE}
+        assert strategy.targets & {TOKEN, *OPERATIONS[self.operation].paged_targets}
         workspace = strategy.workspace_bytes(table.target)
         assert isinstance(workspace, int)
         assert workspace >= 0
 
     @pytest.mark.parametrize(("case", "form"), SHAPES)
-    def test_zeroes_the_rows_that_it_is_given_and_nothing_else(
+    def test_does_what_it_must_to_the_rows_that_it_is_given_and_nothing_else(
         self, strategy: Strategy, table: Table, case: str, form: str
     ) -> None:
-        clear = strategy.bind(table.target)
-        rows = CASES[case](table.rows)
-        clear(FORMS[form](rows, table.target.index_dtype, table.target.mapping.device))
-        table.expect_cleared(rows)
-        table.check()
-
-    @pytest.mark.parametrize("form", FORMS)
-    def test_leaves_the_indices_as_they_are(self, strategy: Strategy, table: Table, form: str) -> None:
-        rows = CASES["duplicates"](table.rows)
-        indices = FORMS[form](rows, table.target.index_dtype, table.target.mapping.device)
-        strategy.bind(table.target)(indices)
-        assert indices.dtype is table.target.index_dtype
-        assert indices.tolist() == rows
+        self.carry_out(strategy.bind(table.target), table, self.rows(table, case), form)
 
     def test_leaves_no_state_behind_between_calls(self, strategy: Strategy, table: Table) -> None:
-        clear = strategy.bind(table.target)
-        for make in (*CASES.values(), *reversed(CASES.values())):
-            # What an earlier call left in a workspace would clear entries that were filled since.
+        call = strategy.bind(table.target)
+        for case in (*CASES, *reversed(CASES)):
+            # What an earlier call left in a workspace would reach entries that were filled since.
             table.refill()
-            rows = make(table.rows)
-            clear(_contiguous(rows, table.target.index_dtype, table.target.mapping.device))
-            table.expect_cleared(rows)
-            table.check()
+            self.carry_out(call, table, self.rows(table, case))
 
-    def test_clearing_what_is_clear_changes_nothing(self, strategy: Strategy, table: Table) -> None:
-        clear = strategy.bind(table.target)
-        rows = CASES["random"](table.rows)
+    def test_a_second_call_finds_what_the_first_one_left(self, strategy: Strategy, table: Table) -> None:
+        call = strategy.bind(table.target)
         for _ in range(2):
-            clear(_contiguous(rows, table.target.index_dtype, table.target.mapping.device))
-        table.expect_cleared(rows)
-        table.check()
+            self.carry_out(call, table, self.rows(table, "random"))
 
     def test_bindings_to_two_tables_do_not_meddle_with_each_other(self, strategy: Strategy, table: Table) -> None:
-        device = table.target.mapping.device
-        other = Table(Layout(table.target.name, table.target.page_size, table.target.index_dtype), device)
-        clear, clear_other = strategy.bind(table.target), strategy.bind(other.target)
-        clear(_contiguous([1], table.target.index_dtype, device))
-        clear_other(_contiguous([other.rows - 1], table.target.index_dtype, device))
-        table.expect_cleared([1])
-        other.expect_cleared([other.rows - 1])
+        target = table.target
+        other = Table(Layout(target.name, target.page_size, target.index_dtype), target.mapping.device, self.operation)
+        call, call_other = strategy.bind(table.target), strategy.bind(other.target)
+        self.carry_out(call, table, [1])
+        self.carry_out(call_other, other, [other.rows - 1])
         table.check()
-        other.check()
 
     # Few examples: every layout of every candidate runs them.
     @settings(PROPERTY, max_examples=15)
     @given(data=st.data())
     def test_any_sequence_of_index_sets(self, strategy: Strategy, table: Table, data: st.DataObject) -> None:
         table.refill()
-        clear = strategy.bind(table.target)
-        for rows in data.draw(st.lists(st.lists(st.integers(1, table.rows - 1), max_size=3 * ROWS), max_size=3)):
-            clear(_contiguous(rows, table.target.index_dtype, table.target.mapping.device))
-            table.expect_cleared(rows)
-            table.check()
+        call = strategy.bind(table.target)
+        operation = OPERATIONS[self.operation]
+        row = st.sampled_from([*range(1, table.rows), *([-1] if operation.sentinel else [])])
+        some_rows = st.lists(row, max_size=3 * ROWS, unique=operation.distinct)
+        for rows in data.draw(st.lists(some_rows, max_size=3)):
+            self.carry_out(call, table, rows)
+
+
+class _Reads:
+    """What holds for operations that return something."""
+
+    def test_a_result_stays_what_it_was(self: Any, strategy: Strategy, table: Table) -> None:
+        call = strategy.bind(table.target)
+        rows = self.rows(table, "random")
+        result = self.carry_out(call, table, rows)
+        kept = result.tolist()
+        # Neither the table's own entries nor a buffer that the next call uses again.
+        table.target.mapping.fill_(table.row_slots)
+        call(_contiguous(rows, table.target.index_dtype, table.target.mapping.device))
+        assert result.tolist() == kept
+
+
+class _FewLayouts(StrategyContract):
+    @pytest.fixture(params=FEW_LAYOUTS, ids=str)
+    def table(self, request: pytest.FixtureRequest, strategy: Strategy, device: torch.device) -> Table:
+        return self.table_for(strategy, request.param, device)
+
+
+class SetContract(_FewLayouts):
+    """The same for ``set``."""
+
+    operation = "set"
+
+    def values(self, table: Table, rows: list[int]) -> list[Any]:
+        # Equal for equal rows: which one of two wins is nobody's business.
+        peers = [[5000 + row * table.row_slots + slot for slot in range(table.row_slots)] for row in rows]
+        return [peer for (peer,) in peers] if table.target.name == TOKEN else peers
+
+    def expect(self, table: Table, rows: list[int], values: list[Any] | None) -> None:
+        assert values is not None
+        for row, value in zip(rows, values, strict=True):
+            for place, entry in zip(table.places(row), value if isinstance(value, list) else [value], strict=True):
+                table.expected[place] = entry
+
+
+class TranslateContract(_Reads, StrategyContract):
+    """The same for ``translate``, which nothing calls on pages."""
+
+    operation = "translate"
+
+    @pytest.fixture(params=TOKEN_LAYOUTS, ids=str)
+    def table(self, request: pytest.FixtureRequest, strategy: Strategy, device: torch.device) -> Table:
+        return self.table_for(strategy, request.param, device)
+
+    def expect(self, table: Table, rows: list[int], values: list[Any] | None) -> list[int]:
+        del values
+        return [table.expected[place] for row in rows for place in table.places(row)]
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_minus_one_is_the_sentinel(self, strategy: Strategy, table: Table, form: str) -> None:
+        assert self.carry_out(strategy.bind(table.target), table, [-1, 1, -1], form)[0] == -1
+
+
+class TakeContract(_Reads, _FewLayouts):
+    """The same for ``take``."""
+
+    operation = "take"
+
+    def expect(self, table: Table, rows: list[int], values: list[Any] | None) -> list[int]:
+        del values
+        pages = [table.expected[table.places(row)[0]] // table.row_slots for row in rows]
+        table.expect_cleared(rows)
+        return pages
 
 
 class GridTrial:

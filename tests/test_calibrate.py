@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -12,13 +13,16 @@ import pytest
 import torch
 
 import autotune.search
-from autotune.calibrate import calibrate
-from autotune.config import Workload
+from autotune.calibrate import calibrate, make_request, measure
+from autotune.config import Calibration, Workload, load_group
+from autotune.devices import open_device
 from autotune.sandbox import Sandbox
 from swa_alloc import StrategyProfile, SWATokenToKVPoolAllocator
 from swa_alloc.errors import SWAAllocError, TraceError
 from swa_alloc.fingerprint import fingerprint
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS
 from swa_alloc.strategies import names
+from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
 LOAD = Workload(
     name="small",
@@ -46,12 +50,13 @@ def profile() -> StrategyProfile:
         return calibrate("cpu", LOAD, budget_s=4.5)
 
 
-def test_every_target_and_dtype_is_decided_for_every_number_of_indices(profile: StrategyProfile) -> None:
-    for target in ("token", "page"):
-        for dtype in ("int32", "int64"):
-            *_, last = profile.decisions_for("clear", target, dtype)
-            assert last.max_indices is None
-    assert {decision.strategy for decision in profile.decisions} <= set(names("clear"))
+def test_every_operation_target_and_dtype_is_decided_for_every_number_of_indices(profile: StrategyProfile) -> None:
+    for operation in OPERATIONS.values():
+        for target in operation.targets(16):
+            for dtype in INDEX_DTYPES:
+                decisions = profile.decisions_for(operation.name, target, dtype)
+                assert decisions[-1].max_indices is None
+                assert {decision.strategy for decision in decisions} <= set(names(operation.name))
 
 
 def test_it_is_made_for_this_machine_and_workload(profile: StrategyProfile) -> None:
@@ -65,14 +70,20 @@ def test_it_is_made_for_this_machine_and_workload(profile: StrategyProfile) -> N
 
 def test_its_evidence_speaks_of_every_size_and_every_strategy(profile: StrategyProfile) -> None:
     evidence = profile.evidence
-    assert {(m.target, m.index_dtype) for m in evidence.measurements} == {
-        (target, dtype) for target in ("token", "page") for dtype in ("int32", "int64")
+    assert {(m.operation, m.target, m.index_dtype) for m in evidence.measurements} == {
+        (operation.name, target, dtype)
+        for operation in OPERATIONS.values()
+        for target in operation.targets(16)
+        for dtype in INDEX_DTYPES
     }
-    known = {c.strategy for m in evidence.measurements for c in m.candidates} | {
-        i.strategy for i in evidence.ineligible
+    known = {(m.operation, c.strategy) for m in evidence.measurements for c in m.candidates}
+    absent = {(i.operation, i.strategy) for i in evidence.ineligible}
+    assert known | absent == {(operation, name) for operation in OPERATIONS for name in names(operation)}
+    assert absent == {
+        *((operation, "npu_scatter_nd_update") for operation in ("clear", "set")),
+        ("clear", "triton_fill"),
+        ("take", "triton_take"),
     }
-    assert "index_fill" in known
-    assert {"npu_scatter_nd_update", "triton_fill"} <= {i.strategy for i in evidence.ineligible}
     assert {i.reason for i in evidence.ineligible} == {"unavailable"}
     for measurement in evidence.measurements:
         assert 0 <= measurement.noise_floor < 1
@@ -103,13 +114,34 @@ def test_its_provenance_is_complete(profile: StrategyProfile) -> None:
     assert made.overrides == ()
 
 
-def test_an_allocator_clears_with_it(profile: StrategyProfile) -> None:
+def test_an_allocator_works_with_it(profile: StrategyProfile) -> None:
     allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None, profile=profile)
     slots = allocator.alloc(512)
     assert slots is not None
     allocator.clear_full_to_swa_mapping(slots[16:48].to(torch.int32))
     assert int((allocator.full_to_swa_index_mapping[:-1] > 0).sum()) == 480
-    assert "profile= argument" in allocator.explain()
+    allocator.free_segment(slots[64:], start_pos=64)
+    assert int((allocator.full_to_swa_index_mapping[:-1] > 0).sum()) == 32
+    assert allocator.explain().count("decided by profile= argument") == 6
+
+
+def test_a_trace_of_clears_alone_makes_a_profile_of_clears_and_the_defaults_serve_the_rest(tmp_path: Path) -> None:
+    trace = Trace(SCHEMA, 4096, 16, (TraceEntry("clear", "page", "int32", 3, "scattered", 1.0),))
+    load = replace(LOAD, path=str(trace.save(tmp_path / "clears.json")))
+    profile = calibrate("cpu", load, budget_s=2)
+    assert {decision.operation for decision in profile.decisions} == {"clear"}
+    allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None, profile=profile)
+    layers = {line.partition(":")[0]: line for line in allocator.explain().splitlines() if "decided by" in line}
+    assert "profile= argument" in layers["clear.token"]
+    assert "decided by default" in layers["take.page"]
+
+
+def test_nothing_to_time_is_an_error_that_says_what_the_trace_lacks() -> None:
+    trace = Trace(SCHEMA, 4096, 16, (TraceEntry("clear", "page", "int32", 3, "scattered", 1.0),))
+    settings: Calibration = load_group(Calibration, "calibration", "startup")
+    request = make_request(open_device("cpu", 0), LOAD, settings, {"take": names("take")})
+    with pytest.raises(TraceError, match="holds no call of take"):
+        measure(replace(request, trace=trace))
 
 
 @pytest.fixture
@@ -133,7 +165,7 @@ def test_a_live_allocator_is_left_untouched(sandboxes: list[torch.Tensor]) -> No
     allocator.free_swa(slots[:64])
     before = allocator.full_to_swa_index_mapping.clone()
     sizes = allocator.debug_print()
-    calibrate(CPU, LOAD)
+    calibrate(CPU, LOAD, budget_s=2)
     assert torch.equal(allocator.full_to_swa_index_mapping, before)
     assert allocator.debug_print() == sizes
     assert sandboxes
@@ -158,7 +190,7 @@ def test_random_numbers_of_the_process_are_left_alone() -> None:
     # Of eight ranks one measures: were its generators moved, it would sample other tokens than the rest.
     torch.manual_seed(7)
     before, python = torch.get_rng_state(), random.getstate()
-    calibrate("cpu", LOAD)
+    calibrate("cpu", LOAD, budget_s=2)
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == python
 
@@ -167,7 +199,7 @@ def test_a_servers_log_level_of_optuna_is_left_alone() -> None:
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.INFO)
     try:
-        calibrate("cpu", LOAD)
+        calibrate("cpu", LOAD, budget_s=2)
         assert optuna.logging.get_verbosity() == optuna.logging.INFO
     finally:
         optuna.logging.set_verbosity(before)

@@ -26,8 +26,8 @@ from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Enough to measure, in a fraction of a second: few rounds, so that the budget never decides.
-QUICK = (
+# Enough to measure everything in a second: few rounds, so that the budget never decides.
+FULL = (
     "device=cpu",
     "workload.size=4096",
     "workload.size_swa=4096",
@@ -40,6 +40,8 @@ QUICK = (
     "calibration.passes=1",
     "calibration.rounds=8",
 )
+# Less will do where it does not matter what is measured. Nothing of this is left for translate and take.
+QUICK = (*FULL, "strategies.include=[index_fill,index_put,scatter,index_copy]")
 
 # Imports everything once and forks for each command line, which turns three seconds into a fraction of one. What a
 # process of its own would do differently is tested with one, below.
@@ -159,27 +161,41 @@ def assert_refused(finished: Finished, code: int, *parts: str) -> None:
         assert part in line
 
 
+KINDS = {"token.int32", "token.int64", "page.int32", "page.int64"}
+
+
+def kinds_of(profile: StrategyProfile, operation: str) -> set[tuple[str, str]]:
+    return {(d.target, d.index_dtype) for d in profile.decisions if d.operation == operation}
+
+
 # A whole run, in a process of its own
 
 
 def test_a_run_saves_a_profile_and_leaves_everything_in_its_folder(
     run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path, tmp_path: Path
 ) -> None:
-    finished = run_python("-m", "autotune", *QUICK, "calibration.storage=journal")
+    finished = run_python("-m", "autotune", *FULL, "calibration.storage=journal")
     assert finished.returncode == 0, finished.stderr
 
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
     assert (profile.workload.name, profile.workload.size) == ("mimo_v2_flash", 4096)
-    assert profile.provenance.overrides == (*QUICK, "calibration.storage=journal")
+    assert profile.provenance.overrides == (*FULL, "calibration.storage=journal")
     assert profile.provenance.config["workload"]["page_size"] == 16
     assert leftovers(isolated) == []
 
     # stdout has the table and nothing else; stderr has the log, and no progress bar, being no terminal.
     assert finished.stdout.startswith("device    cpu: ")
-    for target in ("token", "page"):
-        for dtype in ("int32", "int64"):
-            assert f"{target} {dtype}" in finished.stdout
+    lines = finished.stdout.splitlines()
+    headings = [line.split()[0] for line in lines if line.split()[1:2] == ["strategy"]]
+    assert headings == ["clear", "set", "translate", "take"]
+    for operation in headings:
+        kinds = {".".join(kind) for kind in kinds_of(profile, operation)}
+        told = finished.stdout.partition(f"\n{operation} ")[2].partition("\n\n")[0]
+        assert {kind for kind in KINDS if kind.replace(".", " ") + "," in told} == kinds
+        assert "the workload's calls take " in told
+        assert "\nraced: " in told
+    assert sum(line.startswith("not raced: ") for line in lines) == 1
     assert finished.stdout.rstrip().endswith(f"saved     {path}")
     assert "\x1b" not in finished.stdout + finished.stderr
     log = finished.stderr.splitlines()
@@ -249,10 +265,11 @@ def test_another_question_is_not_answered_by_a_saved_profile(command: Command, c
 def test_a_strategy_that_has_become_available_since_is_measured(command: Command) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     # Its interpreter makes the Triton fill available on a CPU, as an installation does on a GPU.
-    assert "measuring" in command(*QUICK).err
-    finished = command(*QUICK, env={"TRITON_INTERPRET": "1"})
+    assert "measuring" in command(*FULL).err
+    finished = command(*FULL, env={"TRITON_INTERPRET": "1"})
     assert "measuring" in finished.err
-    assert "not raced: npu_scatter_nd_update" in finished.out
+    assert "not raced: npu_scatter_nd_update for clear, set (unavailable: it is an Ascend operator" in finished.out
+    assert "triton_take" in finished.out
 
 
 def test_reuse_can_be_forbidden(command: Command) -> None:
@@ -354,7 +371,7 @@ def test_included_and_excluded_strategies(command: Command, isolated: Path) -> N
     (path,) = profiles(isolated)
     evidence = StrategyProfile.load(path).evidence
     seen = {c.strategy for m in evidence.measurements for c in m.candidates} | {i.strategy for i in evidence.ineligible}
-    # The default always races.
+    # The defaults always race.
     assert seen == {"index_fill", "index_put", "index_copy"}
 
 
@@ -365,11 +382,32 @@ def test_the_default_alone_may_be_asked_for(command: Command, isolated: Path) ->
     assert {decision.strategy for decision in StrategyProfile.load(path).decisions} == {"index_fill"}
 
 
+def test_an_operation_of_which_no_strategy_is_left_is_not_raced_and_keeps_its_default(
+    command: Command, isolated: Path
+) -> None:
+    finished = command(*QUICK, "strategies.include=[tensor_take,index_fill]")
+    assert finished.code == 0, finished.err
+    (path,) = profiles(isolated)
+    profile = StrategyProfile.load(path)
+    assert {decision.operation for decision in profile.decisions} == {"clear", "translate"}
+    assert {out.operation for out in profile.evidence.ineligible} <= {"clear", "translate"}
+    # Not a word of the others.
+    assert not re.search(r"^(set|take) ", finished.out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("pin", "expected"),
     [
-        ("scatter", {"token": "scatter", "page": "scatter"}),
-        ('"clear.token=index_fill,clear.page=index_copy"', {"token": "index_fill", "page": "index_copy"}),
+        (
+            "scatter",
+            {f"{operation}.{target}": "scatter" for operation in ("clear", "set") for target in ("token", "page")},
+        ),
+        (
+            '"clear.token=index_fill,clear.page=index_copy"',
+            {"clear.token": "index_fill", "clear.page": "index_copy"},
+        ),
+        # Nobody takes slots where pages have several.
+        ("read_then_clear", {"take.page": "read_then_clear"}),
     ],
 )
 def test_a_pin_writes_a_profile_and_measures_nothing(
@@ -382,7 +420,7 @@ def test_a_pin_writes_a_profile_and_measures_nothing(
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
     assert profile.provenance.method == "pinned"
-    assert {decision.target: decision.strategy for decision in profile.decisions} == expected
+    assert {f"{d.operation}.{d.target}": d.strategy for d in profile.decisions} == expected
     assert {decision.max_indices for decision in profile.decisions} == {None}
     assert profile.evidence.measurements == ()
 
@@ -402,13 +440,15 @@ def test_a_pin_replaces_a_measured_profile_and_measuring_replaces_a_pin(command:
     ("arguments", "parts"),
     [
         (["strategies.pin=npu_scatter_nd_update"], ["npu_scatter_nd_update", "unavailable", "Ascend"]),
-        (["strategies.pin=index_fil"], ["index_fil", "known", "index_fill"]),
-        (['strategies.pin="clear.slot=index_fill"'], ["clear.slot", "clear.token, clear.page"]),
-        (["strategies.include=[index_fil]"], ["strategies.include", "index_fil", "index_fill"]),
-        (["strategies.exclude=[index_fil]"], ["strategies.exclude", "index_fil", "index_fill"]),
-        (["strategies.include=[scatter]", "strategies.exclude=[scatter]"], ["leave no clear strategy"]),
+        (["strategies.pin=index_fil"], ["index_fil", "known", "for clear index_fill", "for take read_then_clear"]),
+        (['strategies.pin="clear.slot=index_fill"'], ["clear.slot", "clear.token, clear.page, set.token"]),
+        (['strategies.pin="take.token=read_then_clear"'], ["take.token", "nothing calls with pages of 16"]),
+        (["strategies.include=[index_fil]"], ["strategies.include", "'index_fil'", "for clear index_fill"]),
+        (["strategies.exclude=[index_fil]"], ["strategies.exclude", "'index_fil'", "for translate subscript"]),
+        (["strategies.include=[scatter]", "strategies.exclude=[scatter]"], ["leave no strategy"]),
+        (["strategies.include=[npu_scatter_nd_update]"], ["npu_scatter_nd_update", "unavailable", "Ascend"]),
         (["strategies.include=[triton_fill]"], ["strategies.include", "triton_fill", "unavailable"]),
-        (["strategies.include=[]"], ["strategies.include", "leave no clear strategy"]),
+        (["strategies.include=[]"], ["strategies.include", "leave no strategy"]),
     ],
 )
 def test_a_strategy_that_cannot_be_had_is_refused(
@@ -495,6 +535,8 @@ def test_a_recorded_trace_is_measured(command: Command, isolated: Path, tmp_path
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
     assert (profile.workload.name, profile.workload.size, profile.workload.page_size) == ("trace", 2048, 32)
+    # What it holds, and nothing else.
+    assert {decision.operation for decision in profile.decisions} == {"clear"}
     found = {(m.target, m.index_dtype): (m.indices, m.weight) for m in profile.evidence.measurements}
     assert found["token", "int64"] == (96, 0.5)
     assert found["page", "int32"] == (1, 0.0)

@@ -96,8 +96,8 @@ class _Recording(Strategy):
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> type[_Recording]:
-    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
+def recording(empty_registry: None, monkeypatch: pytest.MonkeyPatch) -> type[_Recording]:
+    del empty_registry
     monkeypatch.setattr(_Recording, "bound", [], raising=False)
     monkeypatch.setattr(_Recording, "calls", [], raising=False)
     return register_strategy(_Recording)
@@ -171,6 +171,39 @@ def test_any_other_index_dtype_is_refused_with_its_name_and_the_mending(
         with pytest.raises(PoolError, match=rf"int32 or int64, not {dtype}; cast them"):
             clear(indices(count, dtype))
     assert recording.calls == []
+
+
+class _Returning(Strategy):
+    """Returns its label and whatever it is called with."""
+
+    name = "returning"
+    operation = "set"
+
+    def __init__(self, label: str = "") -> None:
+        self._label = label
+
+    def bind(self, target: Target) -> Bound:
+        return lambda *arguments: (self._label, target.index_dtype, *arguments)
+
+
+@pytest.mark.usefixtures("empty_registry")
+def test_values_and_results_pass_through_and_the_indices_decide() -> None:
+    register_strategy(_Returning)
+
+    def to(label: str, dtype: str, max_indices: int | None) -> Any:
+        params = {"label": label}
+        return decide("returning", operation="set", index_dtype=dtype, max_indices=max_indices, params=params)
+
+    decisions = (to("a", "int64", 8), to("b", "int64", None), to("c", "int32", None))
+    call = bind_choice(Choice("set", "token", "a test", "", decisions), empty_mapping(64, 4, CPU), 4)
+    for count, dtype, label in ((8, torch.int64, "a"), (9, torch.int64, "b"), (8, torch.int32, "c")):
+        given, values = indices(count, dtype), torch.zeros(count, dtype=torch.int64)
+        told, bound_to, passed, passed_values = call(given, values)
+        assert (told, bound_to) == (label, dtype)
+        assert passed is given
+        assert passed_values is values
+    with pytest.raises(PoolError, match="int32 or int64"):
+        call(indices(4, torch.int16), indices(4))
 
 
 class _TokensOnly(Strategy):

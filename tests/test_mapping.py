@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from swa_alloc import FullToSWAMapping, Overrides, SWATokenToKVPoolAllocator, tuned_clear
 from swa_alloc.errors import PoolError, StrategyError, StrategyUnavailable, SWAAllocError
-from swa_alloc.operations import Target, empty_mapping
+from swa_alloc.operations import OPERATIONS, Target, empty_mapping
 from swa_alloc.strategies import Bound, Strategy, register_strategy
 
 PAGES = pytest.mark.parametrize("page_size", [1, 4, 64])
@@ -67,12 +69,46 @@ def test_reset_clears_the_whole_table_but_the_sentinel(page_size: int) -> None:
 
 @PAGES
 @DTYPES
-def test_page_peers_are_those_of_the_pages_first_slots(page_size: int, dtype: torch.dtype) -> None:
+def test_page_rows_are_the_peers_of_every_slot_of_the_pages(page_size: int, dtype: torch.dtype) -> None:
     mapping = FullToSWAMapping(filled(6, page_size), page_size)
     table = mapping.tensor.tolist()
     pages = [5, 0, 2]
-    peers = mapping.page_peers(torch.tensor(pages, dtype=dtype))
-    assert peers.tolist() == [table[page * page_size] for page in pages]
+    rows = mapping.page_rows(torch.tensor(pages, dtype=dtype))
+    assert rows.tolist() == [table[page * page_size : (page + 1) * page_size] for page in pages]
+
+
+@PAGES
+@DTYPES
+def test_set_and_translate_are_each_others_inverse(page_size: int, dtype: torch.dtype) -> None:
+    mapping = FullToSWAMapping.allocate(6 * page_size, page_size, CPU)
+    slots = [page_size, 7 * page_size - 1, 3 * page_size]
+    mapping.set(torch.tensor(slots, dtype=dtype), torch.tensor([11, 12, 13]))
+    asked = torch.tensor([*slots, 2 * page_size, -1], dtype=dtype)
+    assert mapping.translate(asked).tolist() == [11, 12, 13, 0, -1]
+    assert int(mapping.tensor.count_nonzero()) == 4
+
+
+@PAGES
+@DTYPES
+def test_set_pages_gives_each_slot_of_a_page_its_own_peer(page_size: int, dtype: torch.dtype) -> None:
+    mapping = FullToSWAMapping.allocate(6 * page_size, page_size, CPU)
+    # With one slot a page, pages are slots: one peer each.
+    shape = (2, page_size) if page_size > 1 else (2,)
+    peers = torch.arange(100, 100 + 2 * page_size).view(shape)
+    mapping.set_pages(torch.tensor([5, 2], dtype=dtype), peers)
+    assert mapping.page_rows(torch.tensor([5, 2])).flatten().tolist() == peers.flatten().tolist()
+    assert int(mapping.tensor.count_nonzero()) == 2 * page_size + 1
+
+
+@PAGES
+@DTYPES
+def test_take_pages_returns_the_swa_pages_and_clears_them(page_size: int, dtype: torch.dtype) -> None:
+    mapping = FullToSWAMapping.allocate(6 * page_size, page_size, CPU)
+    for page, swa_page in ((5, 9), (2, 4), (3, 7)):
+        mapping.tensor[page * page_size : (page + 1) * page_size] = torch.arange(page_size) + swa_page * page_size
+    # Page 1 has no peers.
+    assert mapping.take_pages(torch.tensor([2, 1, 5], dtype=dtype)).tolist() == [4, 0, 9]
+    assert mapping.tensor.nonzero().flatten().tolist() == [*range(3 * page_size, 4 * page_size), 7 * page_size]
 
 
 @PAGES
@@ -91,17 +127,24 @@ def test_the_table_is_used_in_place() -> None:
 def test_indices_of_another_dtype_are_refused_and_the_table_is_as_before(page_size: int, dtype: torch.dtype) -> None:
     mapping = FullToSWAMapping(filled(4, page_size), page_size)
     before = mapping.tensor.tolist()
-    for clear in (mapping.clear, mapping.clear_pages, tuned_clear(mapping.tensor, page_size=page_size)):
+    indices, peers = torch.ones(4, dtype=dtype), torch.ones(4, dtype=torch.int64)
+    calls: list[Callable[[], object]] = [
+        partial(call, indices) for call in (mapping.clear, mapping.clear_pages, mapping.translate, mapping.take_pages)
+    ]
+    calls += [partial(call, indices, peers) for call in (mapping.set, mapping.set_pages)]
+    calls += [partial(tuned_clear(mapping.tensor, page_size=page_size), indices)]
+    for call in calls:
         with pytest.raises(PoolError, match=f"not {dtype}"):
-            clear(torch.ones(4, dtype=dtype))
+            call()
     assert mapping.tensor.tolist() == before
 
 
 @PAGES
 def test_a_page_view_of_the_table_stays_alive(page_size: int) -> None:
     # index_fill_, index_put_ and index_copy_ on a table with a living view are 0.4 to 0.7 us faster (measuring, torch
-    # 2.13, CPU), and the calibrator measured in that state. The pinned strategy holds no view of its own.
-    mapping = FullToSWAMapping(filled(4, page_size), page_size, Overrides(strategy=_Recording()))
+    # 2.13, CPU), and the calibrator measured in that state. The pinned strategies hold no view of their own.
+    viewless = [type("Viewless", (_Viewless,), {"operation": operation})() for operation in OPERATIONS]
+    mapping = FullToSWAMapping(filled(4, page_size), page_size, Overrides(strategy=viewless))
     gc.collect()
     shape = (5, page_size)
     storage = mapping.tensor.untyped_storage().data_ptr()
@@ -113,14 +156,14 @@ def test_a_page_view_of_the_table_stays_alive(page_size: int) -> None:
     assert len(views) == 1
 
 
-class _Recording(Strategy):
+class _Viewless(Strategy):
     """Holds on to nothing."""
 
-    name = "recording"
+    name = "viewless"
 
     def bind(self, target: Target) -> Bound:
         del target
-        return lambda _indices: None
+        return lambda *_arguments: None
 
 
 # --- mappings that are none
@@ -176,8 +219,8 @@ class _OutOfMemory(Strategy):
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
+def registered(empty_registry: None) -> None:
+    del empty_registry
     register_strategy(_FailsInBind)
 
 
@@ -190,7 +233,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def assert_clears_with_the_default(mapping: FullToSWAMapping) -> None:
     for choice in mapping.selection.choices.values():
         assert choice.layer == "default"
-        assert {decision.strategy for decision in choice.decisions} == {"index_fill"}
+        default = OPERATIONS[choice.operation].default_strategy("cpu")
+        assert {decision.strategy for decision in choice.decisions} == {default}
     for page_size, clear in ((1, mapping.clear), (mapping.page_size, mapping.clear_pages)):
         for dtype in (torch.int32, torch.int64):
             mapping.tensor[mapping.page_size : -1] = 7
@@ -202,7 +246,8 @@ TROUBLES: dict[str, tuple[Any, str]] = {
     "fails in bind": (_FailsInBind(), "RuntimeError: no stream for token"),
     "runs out of memory": (_OutOfMemory(), "OutOfMemoryError: no room beside token"),
     "is unavailable": ("npu_scatter_nd_update", "npu_scatter_nd_update is unavailable: it is an Ascend operator"),
-    "does not exist": ("index_fil", "unknown clear strategy 'index_fil'"),
+    "does not exist": ("index_fil", "unknown strategy 'index_fil'"),
+    "does not exist for that": ("set.token=index_fill", "unknown set strategy 'index_fill'"),
     "is pinned where nothing is": ("clear.row=index_fill", "'clear.row=index_fill' names no known target"),
 }
 
@@ -216,7 +261,7 @@ def test_a_pin_that_cannot_be_used_is_one_warning_and_the_default_clears(
     (warning,) = warnings_of(caplog)
     assert len(warning.splitlines()) == 1
     assert reason in warning
-    assert "clearing with the default, index_fill" in warning
+    assert "going on with the defaults" in warning
     # Told once, though token and page fail alike.
     assert warning.count("Ascend operator") <= 1
     assert_clears_with_the_default(mapping)
@@ -277,9 +322,10 @@ def test_what_works_of_a_half_broken_profile_is_kept(caplog: pytest.LogCaptureFi
     assert mapping.selection.choices["clear", "page"].layer == "default"
 
 
+@pytest.mark.usefixtures("empty_registry")
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_pinning_by_name_a_strategy_that_serves_one_target_leaves_the_other_alone(
-    page_size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    page_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     class TokenFill(Strategy):
         name = "token_fill"
@@ -289,7 +335,6 @@ def test_pinning_by_name_a_strategy_that_serves_one_target_leaves_the_other_alon
             table = target.table
             return lambda indices: table.index_fill_(0, indices.long(), 0)
 
-    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
     register_strategy(TokenFill)
     # As with an instance of it.
     for strategy in (TokenFill(), "token_fill"):
@@ -321,7 +366,7 @@ def test_what_a_tuned_clear_was_measured_with_stays_alive_as_long_as_it_does() -
     # A living page view makes indexed writes faster, and the calibrator measures with one.
     tensor = torch.zeros(8 + 4 + 1, dtype=torch.int64)
     clear: Any = tuned_clear(tensor, page_size=4)
-    view = weakref.ref(clear.owner._pages)  # noqa: SLF001 - nobody else holds it, which is the point
+    view = weakref.ref(clear.page_view)
     gc.collect()
     assert view() is not None
     del clear
@@ -329,7 +374,15 @@ def test_what_a_tuned_clear_was_measured_with_stays_alive_as_long_as_it_does() -
     assert view() is None
 
 
+def test_a_tuned_clear_that_is_pinned_looks_for_nothing_else(isolated: Path, caplog: pytest.LogCaptureFixture) -> None:
+    isolated.mkdir(parents=True)
+    (isolated / "cpu-corrupt.json").write_text("{", encoding="utf-8")
+    tuned_clear(filled(4, 4), page_size=4, strategy="clear.token=index_put", on_missing="error", strict_profile=True)
+    assert warnings_of(caplog) == []
+
+
 def test_with_one_slot_a_page_there_is_nothing_to_choose_for_pages() -> None:
     mapping = FullToSWAMapping.allocate(8, 1, CPU)
-    assert list(mapping.selection.choices) == [("clear", "token")]
+    assert list(mapping.selection.choices) == [(operation, "token") for operation in OPERATIONS]
     assert mapping.clear_pages is mapping.clear
+    assert mapping.set_pages is mapping.set

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.plan import Point, make_plan
 from autotune.sandbox import draw_rows
-from swa_alloc.operations import INDEX_DTYPES, Target, empty_mapping
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Target, empty_mapping
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
 np = pytest.importorskip("numpy")
@@ -25,9 +25,15 @@ def trace(*entries: TraceEntry, page_size: int = 16, size: int = 1 << 16) -> Tra
 
 
 def entry(
-    count: int, weight: float = 1.0, target: Any = "token", dtype: Any = "int32", layout: Any = "scattered"
+    count: int,
+    weight: float = 1.0,
+    target: Any = "token",
+    dtype: Any = "int32",
+    layout: Any = "scattered",
+    *,
+    operation: Any = "clear",
 ) -> TraceEntry:
-    return TraceEntry("clear", target, dtype, count, layout, weight)
+    return TraceEntry(operation, target, dtype, count, layout, weight)
 
 
 def counts(points: tuple[Point, ...], target: str = "token", dtype: str = "int32") -> list[int]:
@@ -72,6 +78,43 @@ def test_a_kind_that_the_trace_lacks_borrows_sizes_and_has_no_weight() -> None:
         assert point.share > 0
 
 
+def test_a_kind_that_the_trace_lacks_borrows_half_of_the_sizes_and_three_at_least() -> None:
+    made = trace(*(entry(4**power, weight=float(power != 3)) for power in range(8)), page_size=1)
+    assert len(counts(make_plan(made, sizes=8), dtype="int32")) == 8
+    assert counts(make_plan(made, sizes=8), dtype="int64") == [1, 4, 16, 16384]
+    assert counts(make_plan(made, sizes=4), dtype="int64") == [1, 4, 16384]
+
+
+def test_an_operation_that_the_trace_lacks_is_left_out() -> None:
+    made = trace(entry(32), entry(4, operation="take", target="page"))
+    assert {point.operation for point in make_plan(made, sizes=6)} == {"clear", "take"}
+
+
+def test_each_operation_has_its_own_kinds() -> None:
+    made = trace(*(entry(2, operation=operation, target=TARGET[operation]) for operation in OPERATIONS), page_size=16)
+    kinds = {point.kind[:2] for point in make_plan(made, sizes=6)}
+    assert kinds == {
+        *((operation, target) for operation in ("clear", "set") for target in ("token", "page")),
+        ("translate", "token"),
+        ("take", "page"),
+    }
+
+
+def test_only_the_operations_asked_for_are_timed_and_share_the_budget() -> None:
+    made = trace(entry(32, 3.0), entry(8, 1.0, operation="set"), page_size=1)
+    points = make_plan(made, 6, ["set"])
+    assert {point.operation for point in points} == {"set"}
+    assert sum(point.share for point in points) == pytest.approx(1)
+    # Of the trace's calls, and not of what is timed.
+    assert sum(point.weight for point in points) == pytest.approx(0.25)
+    assert make_plan(made, 6, ["take"]) == ()
+
+
+def test_an_operation_without_weight_is_timed_all_the_same() -> None:
+    points = make_plan(trace(entry(32), entry(8, 0.0, operation="set"), page_size=1), 6, ["set"])
+    assert [point.share for point in points] == pytest.approx([0.5, 0.5])
+
+
 def test_the_other_dtype_is_a_nearer_relative_than_the_other_target() -> None:
     points = make_plan(trace(entry(48), entry(7, target="page", dtype="int64")), sizes=6)
     assert counts(points, "token", "int64") == [48]
@@ -101,6 +144,9 @@ def test_a_frequent_size_gets_more_of_the_budget_and_a_rare_one_enough() -> None
     assert often > rarely
     # Half of the budget is spread evenly over the four points.
     assert rarely >= 0.5 / 4
+
+
+TARGET = {"clear": "token", "set": "token", "translate": "token", "take": "page"}
 
 
 @st.composite

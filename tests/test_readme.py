@@ -62,7 +62,7 @@ def test_every_shipped_workload_device_and_strategy_is_named() -> None:
     names = [path.stem for group in ("device", "workload") for path in (conf / group).glob("*.yaml")]
     names += [
         line.split("=")[1].strip().strip('"')
-        for path in (ROOT / "swa_alloc" / "strategies").glob("_*.py")
+        for path in (ROOT / "swa_alloc" / "strategies").glob("*/_*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.startswith('    name = "')
     ]

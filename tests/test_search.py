@@ -26,6 +26,7 @@ from scripted_device import (
     winners,
 )
 
+from autotune.bench import Bench
 from autotune.space import SMALL_SPACE, make_space
 from swa_alloc import register_strategy
 from swa_alloc.errors import CalibrationError
@@ -373,7 +374,7 @@ def test_without_its_default_the_others_race_all_the_same(
     def bind(_self: Any, _target: Any) -> Any:
         raise NotImplementedError("no index_fill here")
 
-    monkeypatch.setattr("swa_alloc.strategies._index_fill.IndexFill.bind", bind)
+    monkeypatch.setattr("swa_alloc.strategies.clear._index_fill.IndexFill.bind", bind)
     register(named("fast"))
     register(named("slower"))
     profile = measure(request(ScriptedDevice(costs(fast=7.0, slower=9.0), clock, noise=0.02), ["slower", "fast"]))
@@ -396,7 +397,7 @@ def test_a_default_that_fails_while_it_is_timed_is_not_the_choice(
 
         return call
 
-    monkeypatch.setattr("swa_alloc.strategies._index_fill.IndexFill.bind", bind)
+    monkeypatch.setattr("swa_alloc.strategies.clear._index_fill.IndexFill.bind", bind)
     register(named("fast"))
     profile = measure(request(ScriptedDevice(costs(index_fill=10.0, fast=7.0), clock, noise=0.02), ["fast"]))
     assert {entry.reason for entry in ineligible(profile, DEFAULT)} == {"raised"}
@@ -604,6 +605,43 @@ def test_slow_candidates_do_not_overrun_the_budget(clock: Clock, register: Regis
     profile = measure(request(device, [f"way{number}" for number in range(4)], counts=counts, settings=settings))
     assert clock.now - start <= 5.5
     assert {decision.strategy for decision in profile.decisions} == {DEFAULT}
+
+
+def test_time_is_kept_for_checking_again_who_has_raced(
+    clock: Clock, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("admit", "fault"):
+        real = getattr(Bench, name)
+
+        def slow(*arguments: Any, real: Any = real) -> Any:
+            clock.advance(0.015)
+            return real(*arguments)
+
+        monkeypatch.setattr(Bench, name, slow)
+    names = [register(named(f"way{number}")) for number in range(9)]
+    # Both dtypes of ten candidates: 0.3 s before the race, and 0.3 s after it.
+    device = ScriptedDevice(lambda _label, _count: 10.0, clock, noise=0.2)
+    start = clock.now
+    measure(request(device, names, settings=replace(SETTINGS, budget_s=1.0, rounds=10_000)))
+    assert 0.9 <= clock.now - start <= 1.1
+
+
+def test_half_of_the_time_is_left_for_the_race_however_long_the_checks_take(
+    clock: Clock, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bench.admit
+
+    def slow(*arguments: Any) -> None:
+        clock.advance(0.1)
+        real(*arguments)
+
+    monkeypatch.setattr(Bench, "admit", slow)
+    names = [register(named(f"way{number}")) for number in range(9)]
+    device = ScriptedDevice(lambda label, _count: 10.0 if label == DEFAULT else 5.0, clock, noise=0.02)
+    profile = measure(request(device, names, page_size=16, settings=replace(SETTINGS, budget_s=2.0)))
+    kinds = {(m.target, m.index_dtype) for m in profile.evidence.measurements if len(m.candidates) > 1}
+    assert len(kinds) == 4
+    assert {entry.reason for entry in profile.evidence.ineligible} == {"timed_out"}
 
 
 def test_nothing_more_is_measured_once_every_interval_is_narrow(clock: Clock, register: Register) -> None:

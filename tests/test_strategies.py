@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from strategy_contract import LAYOUTS, GridTrial, Layout, StrategyContract, Table, every_params
+from strategy_contract import (
+    LAYOUTS,
+    GridTrial,
+    Layout,
+    SetContract,
+    StrategyContract,
+    Table,
+    TakeContract,
+    TranslateContract,
+    every_params,
+)
 
 from swa_alloc.errors import StrategyError
 from swa_alloc.operations import OPERATIONS, Target
@@ -32,21 +42,48 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent
 
 # What a CPU cannot run, and a word that its reason must hold.
-UNAVAILABLE_ON_CPU = {"npu_scatter_nd_update": "Ascend", "triton_fill": "Triton"}
+UNAVAILABLE_ON_CPU = {
+    ("clear", "npu_scatter_nd_update"): "Ascend",
+    ("clear", "triton_fill"): "Triton",
+    ("set", "npu_scatter_nd_update"): "Ascend",
+    ("take", "triton_take"): "Triton",
+}
+
+BUILT_IN = [(operation, name) for operation in OPERATIONS for name in builtin_names(operation)]
 
 CANDIDATES = [
-    (name, params)
-    for name in builtin_names("clear")
-    if name not in UNAVAILABLE_ON_CPU
-    for params in every_params(strategy_class("clear", name))
+    (operation, name, params)
+    for operation, name in BUILT_IN
+    if (operation, name) not in UNAVAILABLE_ON_CPU
+    for params in every_params(strategy_class(operation, name))
 ]
 
 
-class TestBuiltIn(StrategyContract):
-    @pytest.fixture(params=CANDIDATES, ids=[candidate_label(*candidate) for candidate in CANDIDATES])
-    def strategy(self, request: pytest.FixtureRequest) -> Strategy:
-        name, params = request.param
-        return create("clear", name, params)
+def candidates(operation: str) -> Any:
+    """A fixture that is each candidate of an operation in turn."""
+    own = [candidate[1:] for candidate in CANDIDATES if candidate[0] == operation]
+
+    @pytest.fixture(params=own, ids=[candidate_label(*candidate) for candidate in own])
+    def strategy(_self: object, request: pytest.FixtureRequest) -> Strategy:
+        return create(operation, *request.param)
+
+    return strategy
+
+
+class TestBuiltInClear(StrategyContract):
+    strategy = candidates("clear")
+
+
+class TestBuiltInSet(SetContract):
+    strategy = candidates("set")
+
+
+class TestBuiltInTranslate(TranslateContract):
+    strategy = candidates("translate")
+
+
+class TestBuiltInTake(TakeContract):
+    strategy = candidates("take")
 
 
 class _ForgetsDuplicates(Strategy):
@@ -66,7 +103,7 @@ class _ForgetsDuplicates(Strategy):
 
 def test_the_contract_catches_a_strategy_that_is_wrong_on_one_kind_of_input() -> None:
     table = Table(Layout("token", 4, torch.int64), torch.device("cpu"))
-    check = StrategyContract().test_zeroes_the_rows_that_it_is_given_and_nothing_else
+    check = StrategyContract().test_does_what_it_must_to_the_rows_that_it_is_given_and_nothing_else
     check(_ForgetsDuplicates(), table, "random", "contiguous")
     table.refill()
     with pytest.raises(AssertionError):
@@ -82,22 +119,29 @@ def test_every_strategy_of_the_brief_is_built_in_and_the_default_leads() -> None
         "index_put",
         "scatter",
         "index_copy",
-        *UNAVAILABLE_ON_CPU,
+        "npu_scatter_nd_update",
+        "triton_fill",
     }
     # Registry order breaks ties.
     assert builtin_names("clear")[0] == "index_fill"
 
 
-def test_the_npu_defaults_to_the_assignment_and_everything_else_to_index_fill() -> None:
-    defaults = {device: OPERATIONS["clear"].default_strategy(device) for device in ("npu", "cuda", "cpu", "xpu")}
-    assert defaults == {"npu": "subscript_assign", "cuda": "index_fill", "cpu": "index_fill", "xpu": "index_fill"}
+def test_every_operation_has_a_default_that_is_built_in_and_plain() -> None:
+    for operation in OPERATIONS.values():
+        for device in ("npu", "cuda", "cpu", "xpu"):
+            assert operation.default_strategy(device) in builtin_names(operation.name)
+    clear, settings = OPERATIONS["clear"], OPERATIONS["set"]
+    # sglang PR 36759, and sglang 0.5.23's alloc_decode.
+    assert clear.default_strategy("npu") == "subscript_assign"
+    assert settings.default_strategy("npu") == "npu_scatter_nd_update"
+    assert {clear.default_strategy(device) for device in ("cuda", "cpu", "xpu")} == {"index_fill"}
 
 
-@pytest.mark.parametrize("name", builtin_names("clear"))
-def test_every_suggested_parameter_is_one_that_the_strategy_takes(name: str) -> None:
-    cls = strategy_class("clear", name)
+@pytest.mark.parametrize(("operation", "name"), BUILT_IN)
+def test_every_suggested_parameter_is_one_that_the_strategy_takes(operation: str, name: str) -> None:
+    cls = strategy_class(operation, name)
     tried = list(every_params(cls))
-    assert all(isinstance(create("clear", name, params), cls) for params in tried)
+    assert all(isinstance(create(operation, name, params), cls) for params in tried)
     # Each combination once.
     assert len({candidate_label(name, params) for params in tried}) == len(tried)
 
@@ -109,27 +153,37 @@ def test_the_grid_of_parameters_holds_every_combination() -> None:
     assert GridTrial([1]).suggest_int("any", 3, 9) == 9
 
 
-@pytest.mark.parametrize(("name", "word"), UNAVAILABLE_ON_CPU.items())
-def test_a_strategy_that_a_cpu_cannot_run_says_why_in_words(name: str, word: str) -> None:
+@pytest.mark.parametrize(("strategy", "word"), UNAVAILABLE_ON_CPU.items())
+def test_a_strategy_that_a_cpu_cannot_run_says_why_in_words(strategy: tuple[str, str], word: str) -> None:
     for layout in LAYOUTS:
-        reason = create("clear", name).unavailable(Table(layout, torch.device("cpu")).target)
+        reason = create(*strategy).unavailable(Table(layout, torch.device("cpu"), strategy[0]).target)
         assert reason is not None
         assert word in reason
         assert " " in reason
 
 
+def test_a_take_in_two_steps_is_available_where_its_clear_is() -> None:
+    target = Table(LAYOUTS[0], torch.device("cpu"), "take").target
+    assert create("take", "read_then_clear").unavailable(target) is None
+    reason = create("take", "read_then_clear", {"clear": "npu_scatter_nd_update"}).unavailable(target)
+    assert reason is not None
+    assert "Ascend" in reason
+
+
 def test_triton_is_asked_for_by_the_device_as_well_as_by_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swa_alloc.strategies._triton_fill.find_spec", lambda _name: object())
-    target = Table(LAYOUTS[0], torch.device("cpu")).target
-    assert create("clear", "triton_fill").unavailable(target) == "Triton does not drive cpu"
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert create("clear", "triton_fill").unavailable(target) is None
+    monkeypatch.setattr("swa_alloc.strategies._triton.find_spec", lambda _name: object())
+    for operation, name in (("clear", "triton_fill"), ("take", "triton_take")):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        target = Table(LAYOUTS[0], torch.device("cpu"), operation).target
+        assert create(operation, name).unavailable(target) == "Triton does not drive cpu"
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert create(operation, name).unavailable(target) is None
 
 
 @pytest.mark.parametrize("source", ["expand", "slice"])
 def test_zero_rows_serve_more_rows_than_they_preallocated(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Duplicates can make a call longer than the table, and a big table longer than what is preallocated.
-    monkeypatch.setattr("swa_alloc.strategies._zero_rows._PREALLOCATED_SLOTS", 8)
+    monkeypatch.setattr("swa_alloc.strategies.clear._zero_rows._PREALLOCATED_SLOTS", 8)
     for layout in LAYOUTS:
         table = Table(layout, torch.device("cpu"))
         rows = [1, 2] * 50
@@ -138,12 +192,12 @@ def test_zero_rows_serve_more_rows_than_they_preallocated(source: str, monkeypat
         table.check()
 
 
-@pytest.mark.parametrize("name", [name for name, _ in CANDIDATES])
-def test_the_declared_workspace_covers_what_bind_keeps(name: str) -> None:
-    for params in every_params(strategy_class("clear", name)):
-        for layout in LAYOUTS:
-            table = Table(layout, torch.device("cpu"))
-            strategy = create("clear", name, params)
+@pytest.mark.parametrize(("operation", "name", "params"), CANDIDATES)
+def test_the_declared_workspace_covers_what_bind_keeps(operation: str, name: str, params: dict[str, Any]) -> None:
+    strategy = create(operation, name, params)
+    for layout in LAYOUTS:
+        if layout.target in strategy.targets:
+            table = Table(layout, torch.device("cpu"), operation)
             kept = _tensor_bytes(strategy.bind(table.target), besides=table.buffer)
             # Sums of scalars are not worth declaring.
             assert kept <= strategy.workspace_bytes(table.target) + 64
@@ -169,12 +223,6 @@ def _tensor_bytes(function: Any, *, besides: torch.Tensor) -> int:
 
 
 # --- the registry
-
-
-@pytest.fixture
-def empty_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No third-party strategies, and none left behind."""
-    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
 
 
 def _strategy(name: Any, operation: str = "clear") -> type[Strategy]:
@@ -225,7 +273,7 @@ class TestRegistry:
             register_strategy(nameless)
 
     def test_an_unknown_operation_is_refused_and_the_known_ones_listed(self) -> None:
-        with pytest.raises(StrategyError, match=r"'translat'; operations are clear"):
+        with pytest.raises(StrategyError, match=r"'translat'; operations are clear, set, translate, take"):
             register_strategy(_strategy("mine", "translat"))
 
     @pytest.mark.parametrize("thing", [object, type("NoStrategy", (), {"name": "mine", "operation": "clear"})])
@@ -318,23 +366,30 @@ def test_an_installed_package_adds_a_strategy_and_a_broken_one_only_warns(tmp_pa
 
 # --- Triton, under its own interpreter
 
-# A block that page clears fill several times over, so that programs share a call, and that token clears do not fill.
+# A block that page calls fill several times over, so that programs share a call, and that token calls do not fill.
 TRITON_CONTRACT = """
 import pytest
-from strategy_contract import StrategyContract
+from strategy_contract import StrategyContract, TakeContract
 from swa_alloc.strategies import create
 
 class TestTritonFill(StrategyContract):
     @pytest.fixture
     def strategy(self):
         return create("clear", "triton_fill", {"block": 32, "num_warps": 1})
+
+class TestTritonTake(TakeContract):
+    test_any_sequence_of_index_sets = None  # the fill's kernel reads its indices in the same way
+
+    @pytest.fixture
+    def strategy(self):
+        return create("take", "triton_take", {"block": 32, "num_warps": 1})
 """
 
 
-def test_the_triton_fill_keeps_the_contract_under_tritons_interpreter(tmp_path: Path, run_python: Run) -> None:
+def test_triton_strategies_keep_the_contract_under_tritons_interpreter(tmp_path: Path, run_python: Run) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed (it is in the dev extra, on Linux)")
-    script = tmp_path / "test_triton_fill.py"
+    script = tmp_path / "test_triton.py"
     script.write_text(TRITON_CONTRACT, encoding="utf-8")
     path = os.pathsep.join((str(TESTS.parent), str(TESTS), *sys.path[1:]))
     # Triton decides when its kernels are defined whether to interpret them: hence a process of its own.

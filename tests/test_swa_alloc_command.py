@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import decide, elsewhere, make_document, make_profile, make_provenance, save_in, write_json
+from builders import decide, elsewhere, make_document, make_evidence, make_profile, make_provenance, save_in, write_json
 from conftest import ROOT
 
 from swa_alloc.__main__ import main
@@ -111,9 +111,23 @@ def test_show_tells_machine_workload_decisions_evidence_and_what_was_left_out(
         "int64 49 and more: index_put (of the default's time: 0.75 at 64; ties with index_fill)",
         "clear.page:\n",
         "int32 any number: index_copy(source=slice)",
-        "left out: triton_fill (unavailable: Triton is not installed)",
+        "left out: triton_fill for clear (unavailable: Triton is not installed)",
     ):
         assert words in out
+
+
+def test_show_tells_what_several_operations_lack_for_one_reason_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = make_evidence().ineligible[0]._replace(strategy="npu_scatter_nd_update", detail="no NPU")
+    kinds = [(operation, dtype) for operation in ("clear", "set") for dtype in ("int32", "int64")]
+    entries = tuple(out._replace(operation=operation, index_dtype=dtype) for operation, dtype in kinds)  # type: ignore[arg-type]  # plain strs where the fields are Literals
+    profile = make_profile(evidence=make_evidence()._replace(ineligible=(*entries, out._replace(detail="another"))))
+    shown = prints(capsys, "show", profile.save(tmp_path / "profile.json"))
+    assert [line for line in shown.splitlines() if line.startswith("left out")] == [
+        "left out: npu_scatter_nd_update for clear (unavailable: another)",
+        "left out: npu_scatter_nd_update for clear, set (unavailable: no NPU)",
+    ]
 
 
 def test_show_marks_what_is_emulated_and_what_is_pinned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

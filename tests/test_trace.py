@@ -12,7 +12,7 @@ import torch
 from builders import CPU, PROPERTY, one_line, write_json
 from hypothesis import given
 from hypothesis import strategies as st
-from strategy_contract import StrategyContract
+from strategy_contract import SetContract, StrategyContract, TakeContract, TranslateContract
 
 from swa_alloc import FullToSWAMapping, Overrides, SWATokenToKVPoolAllocator
 from swa_alloc.errors import TraceError
@@ -81,7 +81,7 @@ BAD = {
     ),
     "unknown layout": ({"entries": [{**ENTRY, "layout": "rows"}]}, r"entries\[0\]\.layout must be one of run, pages"),
     "unknown dtype": ({"entries": [{**ENTRY, "index_dtype": "int16"}]}, r"index_dtype must be one of int32, int64"),
-    "unknown operation": ({"entries": [{**ENTRY, "operation": "set"}]}, r"operation must be one of clear"),
+    "unknown operation": ({"entries": [{**ENTRY, "operation": "fill"}]}, r"operation must be one of clear, set"),
     "unknown field": ({"entries": [{**ENTRY, "stream": 1}]}, r"entries\[0\]\.stream is not a known field"),
     "missing field": ({"entries": [{"operation": "clear"}]}, r"entries\[0\]\.count is missing"),
     "pages of one slot": (
@@ -168,27 +168,56 @@ def test_whole_pages_in_any_order_are_pages_unless_they_are_one_run(pages: list[
 # --- the recorder
 
 
+def recording(operation: str) -> Strategy:
+    (strategy,) = [strategy for strategy in TraceRecorder().strategies if strategy.operation == operation]
+    return strategy
+
+
 class TestTheRecorderClearsLikeAnyStrategy(StrategyContract):
     @pytest.fixture
     def strategy(self) -> Strategy:
-        return TraceRecorder()
+        return recording("clear")
 
 
-def record(page_size: int) -> tuple[TraceRecorder, SWATokenToKVPoolAllocator]:
+class TestTheRecorderSetsLikeAnyStrategy(SetContract):
+    @pytest.fixture
+    def strategy(self) -> Strategy:
+        return recording("set")
+
+
+class TestTheRecorderTranslatesLikeAnyStrategy(TranslateContract):
+    @pytest.fixture
+    def strategy(self) -> Strategy:
+        return recording("translate")
+
+
+class TestTheRecorderTakesLikeAnyStrategy(TakeContract):
+    @pytest.fixture
+    def strategy(self) -> Strategy:
+        return recording("take")
+
+
+def record(page_size: int, *, size: int = 16) -> tuple[TraceRecorder, FullToSWAMapping]:
+    """A recorder, and a mapping over so many pages that it records."""
     recorder = TraceRecorder()
-    return recorder, SWATokenToKVPoolAllocator(
-        16 * page_size, 16 * page_size, page_size, torch.bfloat16, "cpu", None, strategy=recorder, strict_profile=True
-    )
+    overrides = Overrides(strategy=recorder.strategies, strict_profile=True)
+    return recorder, FullToSWAMapping.allocate(size * page_size, page_size, CPU, overrides)
 
 
-def test_a_page_clear_is_entered_for_both_targets_and_each_slot_clear_for_its_own() -> None:
-    recorder, allocator = record(4)
-    slots = allocator.alloc(24)
-    assert slots is not None
-    allocator.free_swa(slots[:4])
-    allocator.free_swa(torch.cat((slots[4:5], slots[12:13])))
-    allocator.clear_full_to_swa_mapping(slots[[20, 17]].to(torch.int32))
-    allocator.clear_full_to_swa_mapping(slots[[22, 16]].to(torch.int32))
+def int32(*indices: int) -> torch.Tensor:
+    return torch.tensor(indices, dtype=torch.int32)
+
+
+def int64(*indices: int) -> torch.Tensor:
+    return torch.tensor(indices, dtype=torch.int64)
+
+
+def test_a_clear_of_pages_is_entered_for_both_targets_and_one_of_slots_for_its_own() -> None:
+    recorder, mapping = record(4)
+    mapping.clear_pages(int64(1))
+    mapping.clear_pages(int64(2, 4))
+    mapping.clear(int32(24, 21))
+    mapping.clear(int32(26, 20))
     trace = recorder.trace(64, 4)
     assert (trace.size, trace.page_size) == (64, 4)
     assert set(trace.entries) == {
@@ -200,32 +229,75 @@ def test_a_page_clear_is_entered_for_both_targets_and_each_slot_clear_for_its_ow
     }
 
 
+def test_a_set_of_pages_is_entered_for_both_targets_and_one_of_slots_for_its_own() -> None:
+    recorder, mapping = record(4)
+    mapping.set_pages(int64(3, 4), torch.ones(2, 4, dtype=torch.int64))
+    for slot in (7, 9):
+        mapping.set(int64(slot), int64(5))
+    assert set(recorder.trace(64, 4).entries) == {
+        TraceEntry("set", "page", "int64", 2, "run", 1.0),
+        TraceEntry("set", "token", "int64", 8, "run", 1.0),
+        TraceEntry("set", "token", "int64", 1, "run", 2.0),
+    }
+
+
+def test_a_read_is_entered_whatever_it_reads() -> None:
+    recorder, mapping = record(4)
+    assert mapping.translate(int32(-1, 9, -1)).tolist() == [-1, 0, -1]
+    mapping.translate(int32(-1))
+    assert set(recorder.trace(64, 4).entries) == {
+        TraceEntry("translate", "token", "int32", 3, "scattered", 1.0),
+        TraceEntry("translate", "token", "int32", 1, "run", 1.0),
+    }
+
+
+def test_a_take_is_entered_as_the_clear_that_others_make_of_it_too() -> None:
+    recorder, mapping = record(4)
+    mapping.take_pages(int32(3, 9))
+    assert set(recorder.trace(64, 4).entries) == {
+        TraceEntry("take", "page", "int32", 2, "scattered", 1.0),
+        TraceEntry("clear", "page", "int32", 2, "scattered", 1.0),
+        TraceEntry("clear", "token", "int32", 8, "pages", 1.0),
+    }
+
+
 def test_with_one_slot_a_page_there_are_only_tokens() -> None:
-    recorder, allocator = record(1)
-    slots = allocator.alloc(5)
-    assert slots is not None
-    allocator.free_swa(slots[:3])
-    allocator.free_swa(slots[[4, 3]])
+    recorder, mapping = record(1)
+    mapping.take_pages(int64(1, 2, 3))
+    mapping.set_pages(int64(5, 4), int64(7, 8))
     assert recorder.trace(16, 1).entries == (
-        TraceEntry("clear", "token", "int64", 2, "scattered", 1.0),
         TraceEntry("clear", "token", "int64", 3, "run", 1.0),
+        TraceEntry("set", "token", "int64", 2, "scattered", 1.0),
+        TraceEntry("take", "token", "int64", 3, "run", 1.0),
     )
 
 
-def test_a_recorded_trace_can_be_saved_and_used_again(tmp_path: Path) -> None:
-    recorder, allocator = record(4)
+def test_an_allocators_calls_are_recorded_saved_and_used_again(tmp_path: Path) -> None:
+    recorder = TraceRecorder()
+    allocator = SWATokenToKVPoolAllocator(
+        64, 64, 4, torch.bfloat16, "cpu", None, strategy=recorder.strategies, strict_profile=True
+    )
     slots = allocator.alloc(8)
     assert slots is not None
-    allocator.free(slots)
+    allocator.free_segment(slots, start_pos=0)
     trace = recorder.trace(64, 4)
+    assert {entry.operation for entry in trace.entries} == {"clear", "set", "take"}
     assert Trace.load(trace.save(tmp_path / "trace.json")) == trace
 
 
-def test_clears_of_nothing_are_not_entered_and_a_run_without_clears_is_no_trace() -> None:
-    recorder = TraceRecorder()
-    mapping = FullToSWAMapping.allocate(16, 4, CPU, Overrides(strategy=recorder))
-    for clear in (mapping.clear, mapping.clear_pages):
-        clear(torch.tensor([], dtype=torch.int64))
+def test_calls_of_nothing_are_not_entered_and_a_run_without_calls_is_no_trace() -> None:
+    recorder, mapping = record(4)
+    for call in (mapping.clear, mapping.clear_pages, mapping.translate, mapping.take_pages):
+        call(int64())
+    mapping.set(int64(), int64())
     with pytest.raises(TraceError, match="at least one call") as error:
         recorder.trace(16, 4)
     one_line(error.value)
+
+
+def test_two_recorders_keep_their_own_calls() -> None:
+    (first, mapping), (second, _) = record(4), record(4)
+    mapping.clear(int64(4))
+    assert len(first.trace(64, 4).entries) == 1
+    with pytest.raises(TraceError, match="at least one call"):
+        second.trace(64, 4)

@@ -1,4 +1,4 @@
-"""Playing a workload: the trace holds the clears that an engine under that traffic makes."""
+"""Playing a workload: the trace holds the calls that an engine under that traffic makes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,8 +34,8 @@ LOAD = Workload(
 )
 
 
-def entries(trace: Trace, target: str) -> list[TraceEntry]:
-    return [entry for entry in trace.entries if entry.target == target]
+def entries(trace: Trace, operation: str, target: str) -> list[TraceEntry]:
+    return [entry for entry in trace.entries if (entry.operation, entry.target) == (operation, target)]
 
 
 def slots(found: list[TraceEntry]) -> float:
@@ -71,31 +72,49 @@ def test_the_allocator_ends_empty(allocators: list[SWATokenToKVPoolAllocator], c
     assert (trace.size, trace.page_size) == (LOAD.size, page_size)
 
 
-@pytest.mark.parametrize("caller", list(Caller))
-def test_rows_of_the_request_table_are_int32(caller: Caller) -> None:
-    assert {entry.index_dtype for entry in play(replace(LOAD, caller=caller)).entries} == {"int32"}
+def by_count(found: list[TraceEntry], factor: int = 1) -> dict[int, float]:
+    counts: dict[int, float] = {}
+    for entry in found:
+        counts[entry.count * factor] = counts.get(entry.count * factor, 0.0) + entry.weight
+    return counts
 
 
 @pytest.mark.parametrize("caller", list(Caller))
-def test_a_page_clear_is_entered_for_both_targets(caller: Caller) -> None:
+def test_windows_and_requests_are_freed_by_rows_of_an_int32_table(caller: Caller) -> None:
+    takes = entries(play(replace(LOAD, caller=caller)), "take", "page")
+    assert {entry.index_dtype for entry in takes} == {"int32"}
+    assert {entry.layout for entry in takes} <= {"run", "scattered"}
+
+
+@pytest.mark.parametrize("caller", list(Caller))
+def test_a_take_is_also_the_clear_that_others_make_of_it(caller: Caller) -> None:
     trace = play(replace(LOAD, caller=caller))
-    tokens, pages = entries(trace, "token"), entries(trace, "page")
-    by_count = {entry.count: 0.0 for entry in tokens}
-    for entry in tokens:
-        assert entry.count % LOAD.page_size == 0
-        assert entry.layout in ("run", "pages")
-        by_count[entry.count] += entry.weight
-    expected: dict[int, float] = {}
-    for entry in pages:
-        assert entry.layout in ("run", "scattered")
-        expected[entry.count * LOAD.page_size] = expected.get(entry.count * LOAD.page_size, 0.0) + entry.weight
-    assert by_count == expected
+    takes, clears = entries(trace, "take", "page"), entries(trace, "clear", "page")
+    assert [entry._replace(operation="take") for entry in clears] == takes
+    assert by_count(takes, LOAD.page_size) == by_count(entries(trace, "clear", "token"))
 
 
 def test_there_are_no_pages_where_pages_are_slots() -> None:
     trace = play(replace(LOAD, page_size=1))
-    assert entries(trace, "page") == []
-    assert entries(trace, "token")
+    assert {entry.target for entry in trace.entries} == {"token"}
+    assert {entry.operation for entry in trace.entries} == {"clear", "set", "translate", "take"}
+
+
+def test_a_decode_step_reads_and_sets_one_slot_of_each_running_request() -> None:
+    # Nobody comes and nobody goes.
+    load = replace(LOAD, size=16384, prompt_tokens=1, output_tokens=2000, decode_steps=50, running_requests=3)
+    trace = play(replace(load, size_swa=load.size, page_size=1))
+    assert by_count(entries(trace, "translate", "token")) == {3: 50}
+    assert by_count(entries(trace, "set", "token")) == {1: 3, 3: 50}
+
+
+def test_a_prompt_is_set_chunk_by_chunk_and_page_by_page() -> None:
+    load = replace(LOAD, prompt_tokens=1000, output_tokens=1, prefill_chunk=64, decode_steps=1, running_requests=1)
+    counts = by_count(entries(play(load), "set", "page"))
+    last = min(counts)
+    assert set(counts) == {16, last}
+    # Half of the mean at least, and half as much again at most.
+    assert 500 <= 64 * counts[16] <= 1500
 
 
 def test_sglang_evicts_one_request_at_a_time_by_at_least_the_interval() -> None:
@@ -109,10 +128,7 @@ def test_sglang_evicts_one_request_at_a_time_by_at_least_the_interval() -> None:
         decode_steps=200,
         running_requests=3,
     )
-    found = entries(play(load), "token")
-    counts = {entry.count: 0.0 for entry in found}
-    for entry in found:
-        counts[entry.count] += entry.weight
+    counts = by_count(entries(play(load), "take", "page"), load.page_size)
     evictions = counts.pop(16)
     # 200 steps outgrow a window of 32 by 160 tokens or a little more: ten evictions of each of three requests.
     assert evictions == pytest.approx(30, abs=3)
@@ -121,26 +137,29 @@ def test_sglang_evicts_one_request_at_a_time_by_at_least_the_interval() -> None:
     assert all(count <= 32 + 16 + 2 * load.page_size for count in counts)
 
 
-def test_swa_alloc_clears_for_all_requests_of_a_step_at_once() -> None:
+def test_swa_alloc_frees_for_all_requests_of_a_step_at_once() -> None:
     one_by_one, batched = play(LOAD), play(replace(LOAD, caller=Caller.swa_alloc))
-    assert calls(entries(batched, "page")) < calls(entries(one_by_one, "page"))
-    # The same slots are cleared either way.
-    assert slots(entries(batched, "token")) == slots(entries(one_by_one, "token"))
-    largest = max(entry.count for entry in entries(one_by_one, "token"))
-    assert max(entry.count for entry in entries(batched, "token")) > largest
+    takes, batched_takes = entries(one_by_one, "take", "page"), entries(batched, "take", "page")
+    assert calls(batched_takes) < calls(takes)
+    # The same pages are freed either way, and what allocates does not care.
+    assert slots(batched_takes) == slots(takes)
+    assert max(entry.count for entry in batched_takes) > max(entry.count for entry in takes)
+    assert by_count(entries(batched, "set", "token")) == by_count(entries(one_by_one, "set", "token"))
 
 
-def test_no_clear_is_larger_than_a_request_with_sglang() -> None:
+def test_no_free_is_larger_than_a_request_with_sglang() -> None:
     load = replace(LOAD, prompt_tokens=100, output_tokens=50)
     # Lengths spread by half of the mean on either side.
     longest = 150 + 75
-    assert max(entry.count for entry in entries(play(load), "token")) <= longest + load.page_size
+    assert (
+        max(entry.count for entry in entries(play(load), "take", "page")) * load.page_size <= longest + load.page_size
+    )
 
 
-def test_a_larger_interval_makes_fewer_and_larger_clears() -> None:
+def test_a_larger_interval_makes_fewer_and_larger_frees() -> None:
     often, seldom = play(LOAD), play(replace(LOAD, eviction_interval=64))
-    assert calls(entries(seldom, "token")) < calls(entries(often, "token"))
-    assert slots(entries(seldom, "token")) == slots(entries(often, "token"))
+    assert calls(entries(seldom, "take", "page")) < calls(entries(often, "take", "page"))
+    assert slots(entries(seldom, "take", "page")) == slots(entries(often, "take", "page"))
 
 
 @pytest.mark.parametrize("caller", list(Caller))
@@ -149,6 +168,16 @@ def test_playing_twice_gives_the_same_trace(caller: Caller) -> None:
     first = play(load)
     assert play(load) == first
     assert play(load).digest == first.digest
+
+
+def test_playing_leaves_the_threads_of_the_process_as_they_are() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        play(LOAD)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_another_traffic_gives_another_trace() -> None:

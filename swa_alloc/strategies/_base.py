@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from swa_alloc.operations import PAGE, TOKEN, Target
+from swa_alloc.operations import OPERATIONS, PAGE, TOKEN, Target
 
 Bound = Callable[..., Any]
 
@@ -54,18 +54,27 @@ class Strategy(ABC):
     def bind(self, target: Target) -> Bound:
         """The operation on ``target`` as one callable, everything that can be prepared being prepared here.
 
-        For ``clear`` it takes ``[k]`` indices of ``target.index_dtype`` on the mapping's device, in any order,
-        duplicates and strided views included, k = 0 included, and zeroes those rows of ``target.table``.
+        It takes ``[k]`` indices of ``target.index_dtype`` on the mapping's device, in any order, strided views
+        included, k = 0 included, and duplicates unless the operation says that there are none.
+
+        - ``clear(indices)`` zeroes those rows of ``target.table``.
+        - ``set(indices, peers)`` stores the contiguous int64 ``peers``, ``[k]`` or ``[k, page_size]``, in them.
+        - ``translate(indices)`` returns ``[k]`` int64 entries, not a view; an index of -1 reads the sentinel.
+        - ``take(indices)`` returns ``[k]`` int64 SWA pages, the first entry of each row divided by the slots in a row,
+          and zeroes the rows.
         """
 
 
-def on_int64(target: Target, call: Callable[[torch.Tensor], Any]) -> Bound:
+def on_int64(target: Target, call: Bound) -> Bound:
     """``call`` where the indices are int64 already, else ``call`` behind the cast; decided here, not at each call."""
     if target.index_dtype is torch.int64:
         return call
-    int64 = torch.int64
 
     def cast_first(indices: torch.Tensor) -> Any:
-        return call(indices.to(int64))
+        return call(indices.long())
 
-    return cast_first
+    def cast_first_with_values(indices: torch.Tensor, values: torch.Tensor) -> Any:
+        return call(indices.long(), values)
+
+    # Two, since to take any number of values costs 0.1 us.
+    return cast_first if OPERATIONS[target.operation].values is None else cast_first_with_values

@@ -27,6 +27,23 @@ _BUILTIN: dict[str, dict[str, tuple[str, str]]] = {
         "npu_scatter_nd_update": ("_npu_scatter_nd_update", "NpuScatterNdUpdate"),
         "triton_fill": ("_triton_fill", "TritonFill"),
     },
+    "set": {
+        "subscript_assign": ("_subscript_assign", "SubscriptAssign"),
+        "index_put": ("_index_put", "IndexPut"),
+        "index_copy": ("_index_copy", "IndexCopy"),
+        "scatter": ("_scatter", "Scatter"),
+        "npu_scatter_nd_update": ("_npu_scatter_nd_update", "NpuScatterNdUpdate"),
+    },
+    "translate": {
+        "subscript": ("_subscript", "Subscript"),
+        "index": ("_index", "Index"),
+        "tensor_take": ("_tensor_take", "TensorTake"),
+        "index_select": ("_index_select", "IndexSelect"),
+    },
+    "take": {
+        "read_then_clear": ("_read_then_clear", "ReadThenClear"),
+        "triton_take": ("_triton_take", "TritonTake"),
+    },
 }
 _registered: dict[str, dict[str, type[Strategy]]] = {operation: {} for operation in OPERATIONS}
 _entry_points_loaded = False
@@ -64,6 +81,11 @@ def names(operation: str) -> tuple[str, ...]:
     return (*_BUILTIN[operation], *sorted(_registered[operation]))
 
 
+def known_names() -> str:
+    """Every strategy's name, in words."""
+    return "; ".join(f"for {operation} {', '.join(names(operation))}" for operation in OPERATIONS)
+
+
 def strategy_class(operation: str, name: str) -> type[Strategy]:
     """The class behind a name.
 
@@ -73,7 +95,8 @@ def strategy_class(operation: str, name: str) -> type[Strategy]:
     builtin = _BUILTIN[operation].get(name)
     if builtin is not None:
         module, attribute = builtin
-        found: type[Strategy] = getattr(importlib.import_module(f"swa_alloc.strategies.{module}"), attribute)
+        home = importlib.import_module(f"swa_alloc.strategies.{operation}.{module}")
+        found: type[Strategy] = getattr(home, attribute)
         return found
     if name not in _registered[operation]:
         _load_entry_points()

@@ -14,3 +14,17 @@ def fill_zero(table, indices, slots, index_stride, ROW_SLOTS: tl.constexpr, BLOC
     inside = slot < slots
     row = tl.load(indices + (slot // ROW_SLOTS).to(tl.int64) * index_stride, mask=inside, other=0).to(tl.int64)
     tl.store(table + row * ROW_SLOTS + slot % ROW_SLOTS, tl.zeros([BLOCK], tl.int64), mask=inside)
+
+
+# Row by row, the one thread that reads an entry is the one that clears it.
+@triton.jit(do_not_specialize=["slots", "index_stride"], do_not_specialize_on_alignment=["table", "indices", "taken"])  # type: ignore[untyped-decorator]  # Triton ships no type information
+def take_pages(table, indices, taken, slots, index_stride, ROW_SLOTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803 - Triton reads this signature, not Python
+    """``taken[i] = table[indices[i] * ROW_SLOTS] // ROW_SLOTS`` for every i, and then zero those rows."""
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = slot < slots
+    number, offset = (slot // ROW_SLOTS).to(tl.int64), slot % ROW_SLOTS
+    row = tl.load(indices + number * index_stride, mask=inside, other=0).to(tl.int64)
+    entry = table + row * ROW_SLOTS + offset
+    leads = inside & (offset == 0)
+    tl.store(taken + number, tl.load(entry, mask=leads, other=0) // ROW_SLOTS, mask=leads)
+    tl.store(entry, tl.zeros([BLOCK], tl.int64), mask=inside)

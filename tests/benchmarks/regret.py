@@ -35,7 +35,10 @@ HOPELESS = 3.0
 
 def exhaustive(request: Request, points: list[Point]) -> dict[Point, dict[str, float]]:
     """Median microseconds of every candidate that is not three times slower than the best, at every point."""
-    space = make_space("clear", OPERATIONS["clear"].default_strategy("cpu"), request.strategies["clear"])
+    spaces = {
+        operation: make_space(operation, OPERATIONS[operation].default_strategy("cpu"), who)
+        for operation, who in request.strategies.items()
+    }
     shuffler = random.Random(1)  # noqa: S311 - orders of rounds
     times: dict[Point, dict[str, list[float]]] = {point: {} for point in points}
     for number in range(SANDBOXES):
@@ -43,7 +46,7 @@ def exhaustive(request: Request, points: list[Point]) -> dict[Point, dict[str, f
         bench = Bench(sandbox, request.device, Screener(request.device, 1.0))
         for point in points:
             labels = []
-            for candidate in space.fixed:
+            for candidate in spaces[point.operation].fixed:
                 try:
                     bench.bind(point, candidate)
                     labels.append(candidate.label)
@@ -80,7 +83,7 @@ def main() -> None:
     regrets: list[float] = []
     for workload in sys.argv[1:] or ["mimo_v2_flash", "gpt_oss_120b"]:
         load: Workload = load_group(Workload, "workload", workload)
-        request = make_request(device, load, settings, {"clear": names("clear")})
+        request = make_request(device, load, settings, {operation: names(operation) for operation in OPERATIONS})
         profile = measure(request)
         # More sizes than were tuned: borders count, too.
         for point, found in exhaustive(request, list(make_plan(request.trace, 2 * settings.sizes))).items():

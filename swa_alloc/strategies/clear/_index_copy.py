@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swa_alloc.strategies._base import Bound, on_int64
-from swa_alloc.strategies._zero_rows import CopyZeros
+from swa_alloc.strategies.clear._zero_rows import CopyZeros
 
 if TYPE_CHECKING:
     import torch

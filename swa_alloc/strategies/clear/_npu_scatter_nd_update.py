@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from swa_alloc.strategies._base import Bound
-from swa_alloc.strategies._zero_rows import CopyZeros
+from swa_alloc.strategies._npu import without_torch_npu
+from swa_alloc.strategies.clear._zero_rows import CopyZeros
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +24,7 @@ class NpuScatterNdUpdate(CopyZeros):
 
     def unavailable(self, target: Target) -> str | None:
         """See ``Strategy.unavailable``."""
-        if target.mapping.device.type != "npu":
-            return f"it is an Ascend operator, and the mapping is on {target.mapping.device.type}"
-        # An npu tensor without the package comes from another backend of that name.
-        return None if "torch_npu" in sys.modules else "torch_npu is not imported"
+        return without_torch_npu(target)
 
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swa_alloc.strategies._base import Bound, Strategy
-from swa_alloc.strategies._row_mask import row_mask_bytes, through_row_mask
+from swa_alloc.strategies.clear._row_mask import row_mask_bytes, through_row_mask
 
 if TYPE_CHECKING:
     from swa_alloc.operations import Target

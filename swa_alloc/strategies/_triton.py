@@ -1,4 +1,4 @@
-"""A Triton kernel that stores zeros, one program a block of slots."""
+"""What the Triton strategies have in common: their parameters, and what must be there before they can run."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from swa_alloc.operations import TOKEN
-from swa_alloc.strategies._base import Bound, Strategy, Trial
+from swa_alloc.strategies._base import Strategy, Trial
 
 if TYPE_CHECKING:
-    import torch
-
     from swa_alloc.operations import Target
 
 
-class TritonFill(Strategy):
-    """Stores zeros from a Triton kernel. Takes int32 and int64 indices.
+class TritonStrategy(Strategy):
+    """A strategy that is a Triton kernel, one program a block of slots.
 
     Args:
-        block: Slots that one program clears.
+        block: Slots that one program serves.
         num_warps: Warps a program.
     """
-
-    name = "triton_fill"
 
     def __init__(self, block: int = 256, num_warps: int = 4) -> None:
         if block < 1 or block & (block - 1):
             raise ValueError(f"block must be a power of two, not {block}")
-        self._block, self._num_warps = block, num_warps
+        self.block, self.num_warps = block, num_warps
 
     @classmethod
     def suggest(cls, trial: Trial) -> dict[str, Any]:
@@ -48,27 +43,9 @@ class TritonFill(Strategy):
         device = target.mapping.device.type
         return f"Triton does not drive {device}" if device == "cpu" else _missing_driver(device)
 
-    def bind(self, target: Target) -> Bound:
-        """See ``Strategy.bind``."""
-        # Triton is optional, and its import takes half a second.
-        from swa_alloc.strategies._triton_kernels import fill_zero
-
-        mapping, block, num_warps = target.mapping, self._block, self._num_warps
-        row_slots = 1 if target.name == TOKEN else target.page_size
-
-        def fill(table: torch.Tensor, indices: torch.Tensor) -> None:
-            slots = indices.numel() * row_slots
-            if slots:
-                fill_zero[((slots + block - 1) // block,)](
-                    table, indices, slots, indices.stride(0), ROW_SLOTS=row_slots, BLOCK=block, num_warps=num_warps
-                )
-
-        def clear(indices: torch.Tensor) -> None:
-            fill(mapping, indices)
-
-        # Compiles, now and not at the first clear.
-        fill(mapping.new_zeros(row_slots), mapping.new_zeros(1, dtype=target.index_dtype))
-        return clear
+    def grid(self, slots: int) -> tuple[int]:
+        """As many programs as it takes to serve so many slots."""
+        return ((slots + self.block - 1) // self.block,)
 
 
 def _missing_driver(device: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Ways to set rows of the table to 0."""

@@ -1,0 +1,1 @@
+"""Ways to give rows of the table their SWA slots."""

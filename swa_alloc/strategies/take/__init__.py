@@ -1,0 +1,1 @@
+"""Ways to read the SWA pages of full pages and clear the rows."""

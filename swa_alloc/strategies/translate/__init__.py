@@ -1,0 +1,1 @@
+"""Ways to read the SWA slots of full slots; an index of -1 reads the sentinel."""

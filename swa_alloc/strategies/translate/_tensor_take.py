@@ -1,0 +1,23 @@
+"""``Tensor.take``: a read by flat index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swa_alloc.operations import TOKEN
+from swa_alloc.strategies._base import Bound, Strategy, on_int64
+
+if TYPE_CHECKING:
+    from swa_alloc.operations import Target
+
+
+class TensorTake(Strategy):
+    """``table.take(indices)``, which wraps -1. PyTorch takes int64 indices only."""
+
+    name = "tensor_take"
+    operation = "translate"
+    targets = frozenset({TOKEN})
+
+    def bind(self, target: Target) -> Bound:
+        """See ``Strategy.bind``."""
+        return on_int64(target, target.table.take)
