@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.sandbox import ROTATION, Sandbox
 from autotune.screening import Rejected
+from autotune.stall import Stall, measure_stall
 from swa_alloc.operations import OPERATIONS
 
 if TYPE_CHECKING:
@@ -77,6 +78,16 @@ class Bench:
         rotation = self._rotation(point)
         block = rotation * (calls // ROTATION) if calls >= ROTATION else rotation[:calls]
         return self._device.time(self._bound[point.kind, label], block)
+
+    def stall(self, point: Point, label: str) -> Stall | None:
+        """Whether the calls of a bound candidate wait for work queued ahead of them; None where nothing can be."""
+        return measure_stall(self._device, self._bound[point.kind, label], self._rotation(point))
+
+    def capturable(self, point: Point, label: str) -> bool | None:
+        """Whether a bound candidate is right in a captured graph; None where the device has no graphs."""
+        arguments = self._rotation(point)[0]
+        target = self._sandbox.target(point.kind)
+        return self._screener.capturable(self._bound[point.kind, label], target, arguments)
 
     def _rotation(self, point: Point) -> list[tuple[torch.Tensor, ...]]:
         if point not in self._rotations:

@@ -19,13 +19,14 @@ from autotune.contest import Contest
 from autotune.decide import Verdict, decisions, judge, worth_refining
 from autotune.devices import Device, open_device, open_torch_device
 from autotune.plan import Point, make_plan
+from autotune.race import OBJECTIVES, Race
 from autotune.request import Request
 from autotune.search import Budget, Progress, Search
 from autotune.workload import trace_of
 from swa_alloc.errors import CalibrationError, TraceError
 from swa_alloc.evidence import CandidateMeasurement, Evidence, Measurement
-from swa_alloc.operations import OPERATIONS
-from swa_alloc.profile import Decision, Provenance, StrategyProfile
+from swa_alloc.operations import OPERATIONS, Objective
+from swa_alloc.profile import Alternative, Decision, Provenance, StrategyProfile
 from swa_alloc.strategies import names
 
 # Environment variables that bear on a run, by prefix.
@@ -112,14 +113,32 @@ def measure(
             f"nothing could be measured within {request.settings.budget_s:g} s on {request.device.torch_device}; "
             f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
         )
+    contests = [verdict.contest for verdict in verdicts]
+    answers = {objective: _answer(contests, request.settings, objective, search) for objective in OBJECTIVES}
+    own_decisions, own_evidence = answers[request.objective]
     return StrategyProfile(
         fingerprint=request.fingerprint,
         workload=request.workload,
         objective=request.objective,
-        decisions=tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group))),
-        evidence=Evidence(tuple(_measurement(verdict) for verdict in verdicts), search.ineligible),
+        decisions=own_decisions,
+        evidence=own_evidence,
         provenance=_provenance(request, "measured", measuring_s),
+        # On a CPU all objectives are one.
+        alternatives=tuple(
+            Alternative(objective, *answer)
+            for objective, answer in answers.items()
+            if objective != request.objective and answer != answers[request.objective]
+        ),
     )
+
+
+def _answer(
+    contests: Sequence[Contest], settings: Calibration, objective: Objective, search: Search
+) -> tuple[tuple[Decision, ...], Evidence]:
+    """What the races say under an objective."""
+    verdicts = _judge(contests, settings, objective)
+    decided = tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group)))
+    return decided, Evidence(tuple(_measurement(verdict) for verdict in verdicts), search.ineligible)
 
 
 def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
@@ -170,20 +189,20 @@ def _search(request: Request, search: Search, budget: Budget) -> list[Verdict]:
             f"the workload's trace holds no call of {', '.join(request.strategies)}, and nothing else may race"
         )
     contests = search.run(plan)
-    verdicts = _judge(contests, request.settings)
+    verdicts = _judge(contests, request.settings, request.objective)
     for _ in range(_REFINEMENTS):
         points = _between(verdicts)
         if not points or budget.left_s < _REFINE_SHARE * budget.seconds:
             break
         contests += search.run(points)
-        verdicts = _judge(contests, request.settings)
+        verdicts = _judge(contests, request.settings, request.objective)
     return verdicts
 
 
-def _judge(contests: Sequence[Contest], settings: Calibration) -> list[Verdict]:
+def _judge(contests: Sequence[Contest], settings: Calibration, objective: Objective) -> list[Verdict]:
     ordered = sorted(contests, key=lambda contest: (contest.point.kind, contest.point.count))
     by_kind = groupby(ordered, lambda contest: contest.point.kind)
-    return [verdict for _, group in by_kind for verdict in judge(list(group), settings)]
+    return [verdict for _, group in by_kind for verdict in judge(list(group), settings, objective)]
 
 
 def _between(verdicts: Sequence[Verdict]) -> list[Point]:
@@ -202,8 +221,8 @@ def _kind(verdict: Verdict) -> Any:
 
 
 def _measurement(verdict: Verdict) -> Measurement:
-    contest = verdict.contest
-    point, race = contest.point, contest.race
+    contest, race = verdict.contest, verdict.race
+    point = contest.point
     took_part = [label for label in contest.candidates if label in race.running or label in contest.pruned]
     measured = [label for label in took_part if race.measured(label)]
     return Measurement(
@@ -214,12 +233,12 @@ def _measurement(verdict: Verdict) -> Measurement:
         margin=_rounded(verdict.margin),
         noise_floor=_rounded(race.noise_floor),
         ties=tuple(sorted(verdict.ties)),
-        candidates=tuple(sorted((_candidate(contest, label) for label in measured), key=_rank)),
+        candidates=tuple(sorted((_candidate(contest, race, label) for label in measured), key=_rank)),
     )
 
 
-def _candidate(contest: Contest, label: str) -> CandidateMeasurement:
-    candidate, race = contest.candidates[label], contest.race
+def _candidate(contest: Contest, race: Race, label: str) -> CandidateMeasurement:
+    candidate, stall = contest.candidates[label], contest.stalls.get(label)
     series, ratio = race.series[label], race.ratio(label, race.default)
     host_us, device_us, wall_us = series.medians()
     return CandidateMeasurement(
@@ -228,6 +247,11 @@ def _candidate(contest: Contest, label: str) -> CandidateMeasurement:
         host_us=_rounded(host_us),
         device_us=_rounded(device_us),
         wall_us=_rounded(wall_us),
+        stall=stall.kind if stall else None,
+        stall_low=_rounded(stall.low) if stall else None,
+        stall_high=_rounded(stall.high) if stall else None,
+        stall_us=_rounded(series.stall_us),
+        capturable=contest.capturable.get(label),
         p90_us=_rounded(race.percentile_90(label)),
         ratio=_rounded(ratio.median) if ratio else None,
         ratio_low=_rounded(ratio.low) if ratio else None,

@@ -194,6 +194,7 @@ class Strategies:
     include: list[str] | None = None
     exclude: list[str] = field(default_factory=list)
     pin: str | None = None
+    require_capturable: bool = False
 
 
 @dataclass(frozen=True)

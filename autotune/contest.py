@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.pruner import LABEL, RacingPruner
-from autotune.race import CONTROL, Race
+from autotune.race import CONTROL, OBJECTIVES, Race
 from autotune.sandbox import ROTATION
 from autotune.screening import Rejected, rejecting
 from autotune.space import Candidate, Space, enqueued
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from autotune.bench import Bench
     from autotune.plan import Point
+    from autotune.stall import Stall
 
 # Rounds between two looks at a race.
 _LOOK = 8
@@ -46,6 +47,8 @@ class Contest:
         study: The Optuna study; one trial a candidate.
         candidates: By label, everyone who was considered.
         pruned: Labels of those who were too slow.
+        stalls: By label, whether calls wait for work queued ahead of them, where it was measured.
+        capturable: By label, whether it works in a captured graph; None on a device that has none.
         spent_s: Time that its rounds took.
     """
 
@@ -55,6 +58,8 @@ class Contest:
     study: optuna.Study
     candidates: dict[str, Candidate] = field(default_factory=dict)
     pruned: set[str] = field(default_factory=set)
+    stalls: dict[str, Stall] = field(default_factory=dict)
+    capturable: dict[str, bool | None] = field(default_factory=dict)
     spent_s: float = 0.0
     _trials: dict[str, optuna.Trial] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
@@ -104,10 +109,13 @@ class Contest:
         trial.set_user_attr("detail", rejected.detail)
         self.study.tell(trial, state=TrialState.FAIL)
 
-    def screen(self, bench: Bench, labels: list[str], block_us: float, shuffler: random.Random) -> dict[str, Rejected]:
-        """Give each candidate a few single calls, and drop the hopeless. Returns who failed."""
+    def enter(self, labels: Iterable[str]) -> None:
+        """Let candidates take part."""
         for label in labels:
             self.race.join(label)
+
+    def screen(self, bench: Bench, block_us: float, shuffler: random.Random) -> dict[str, Rejected]:
+        """Give each candidate that takes part a few single calls, and drop the hopeless. Returns who failed."""
         failed: dict[str, Rejected] = {}
         for factor in _SCREEN_FACTORS:
             failed |= self._round(bench, dict.fromkeys(self.race.running, 1), shuffler)
@@ -125,6 +133,11 @@ class Contest:
         """Let a proposed candidate race, in blocks like the default's."""
         self.race.join(label)
         self._calls[label] = self._calls[self.race.default]
+
+    def know_stall(self, label: str, stall: Stall, backlog_us: float) -> None:
+        """Charge a candidate what its calls wait for a backlog of so many microseconds."""
+        self.stalls[label] = stall
+        self.race.stall(label, stall.cost_us(backlog_us))
 
     def begin_pass(self, rounds: int) -> None:
         """Start over on another sandbox."""
@@ -193,7 +206,11 @@ class Contest:
         return failed
 
     def _settled(self) -> bool:
-        intervals = [self.race.ratio(label, self.race.default) for label in self.race.running]
+        intervals = [
+            self.race.ratio(label, self.race.default, objective)
+            for label in self.race.running
+            for objective in OBJECTIVES
+        ]
         return all(interval and (interval.high - interval.low) / 2 <= _SETTLED for interval in intervals)
 
     def _consider(self, trial: optuna.Trial, candidate: Candidate) -> None:

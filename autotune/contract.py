@@ -148,7 +148,6 @@ def _usable_rows(target: Target) -> tuple[int, int]:
 def _laid_out_alike(indices: torch.Tensor, target: Target) -> torch.Tensor:
     """The same indices with the same stride, in the target's index dtype and on its device."""
     step = max(1, indices.stride(0))
-    backing = torch.zeros(max(1, indices.numel() * step), dtype=target.index_dtype, device=target.mapping.device)
-    view = backing[: indices.numel() * step : step]
-    view.copy_(indices)
-    return view
+    backing = torch.zeros(max(1, indices.numel() * step), dtype=target.index_dtype, device=_CPU)
+    backing[: indices.numel() * step : step] = indices
+    return backing.to(target.mapping.device)[: indices.numel() * step : step]

@@ -13,6 +13,8 @@ from swa_alloc.profile import Decision
 if TYPE_CHECKING:
     from autotune.config import Calibration
     from autotune.contest import Contest
+    from autotune.race import Race
+    from swa_alloc.operations import Objective
 
 # From here on processes differ more from each other: 4 % instead of 1.5 % on a CPU, by where their memory lies.
 _LARGE = 128
@@ -25,13 +27,15 @@ class Verdict:
     """What one race says.
 
     Attributes:
-        contest: The race.
+        contest: The contest.
+        race: Its race under the objective that was asked for.
         choice: Label of the winner.
         ties: Labels that cannot be told from it within the margin.
         margin: The margin that applied to the winner.
     """
 
     contest: Contest
+    race: Race
     choice: str
     ties: set[str]
     margin: float
@@ -47,8 +51,8 @@ class Verdict:
         self.choice = label
 
 
-def judge(contests: Sequence[Contest], settings: Calibration) -> list[Verdict]:
-    """A verdict for each race of one kind, given and returned in ascending order of size.
+def judge(contests: Sequence[Contest], settings: Calibration, objective: Objective) -> list[Verdict]:
+    """A verdict under an objective for each race of one kind, given and returned in ascending order of size.
 
     The default stays unless another is surely faster by more than the margin, and at the 90th percentile no slower than
     it beyond the margin: OpenMP stalls make some strategies a thousand times slower now and then. Among winners that
@@ -59,7 +63,7 @@ def judge(contests: Sequence[Contest], settings: Calibration) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for contest in contests:
         before = verdicts[-1].choice if verdicts else None
-        verdicts.append(_verdict(contest, before, settings))
+        verdicts.append(_verdict(contest, contest.race.under(objective), before, settings))
     _merge(verdicts)
     return verdicts
 
@@ -100,8 +104,7 @@ def worth_refining(verdicts: Sequence[Verdict]) -> list[int]:
     return sizes
 
 
-def _verdict(contest: Contest, before: str | None, settings: Calibration) -> Verdict:
-    race = contest.race
+def _verdict(contest: Contest, race: Race, before: str | None, settings: Calibration) -> Verdict:
     default = race.default
     entrants = race.finishers()
     switch = settings.switch_margin if contest.point.count <= _LARGE else settings.switch_margin_large
@@ -136,7 +139,7 @@ def _verdict(contest: Contest, before: str | None, settings: Calibration) -> Ver
         for label in entrants
         if label != choice and (ties(label, choice) or to_default(label) < to_default(choice))
     }
-    return Verdict(contest, choice, tied, margin(choice, default) if choice in entrants else switch)
+    return Verdict(contest, race, choice, tied, margin(choice, default) if choice in entrants else switch)
 
 
 def _merge(verdicts: list[Verdict]) -> None:
@@ -162,6 +165,6 @@ def _merge(verdicts: list[Verdict]) -> None:
 
 def _costly(verdict: Verdict, other: str) -> bool:
     """Whether calling ``other`` at this size would cost more than the margin; one that left the race surely would."""
-    race = verdict.contest.race
+    race = verdict.race
     interval = race.ratio(other, verdict.choice) if other in race.running else None
     return interval is None or interval.median > 1 + verdict.margin

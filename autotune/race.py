@@ -7,7 +7,8 @@ order-statistic interval on the median of those ratios decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -33,10 +34,13 @@ _MAX_DROPPED = 0.25
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]
 
-# From [rounds, 3] host, device and wall times to [rounds] costs. Under `serving` the slower of host and device paces a
-# loop of calls.
-OBJECTIVES: Mapping[Objective, Callable[[Costs], Costs]] = MappingProxyType(
-    {"serving": lambda figures: np.maximum(figures[:, 0], figures[:, 1]), "latency": lambda figures: figures[:, 2]}
+# From [rounds, 3] host, device and wall times, and the microseconds that a call waits for the workload's backlog, to
+# [rounds] costs. Under `serving` the slower of host and device paces a loop of calls.
+OBJECTIVES: Mapping[Objective, Callable[[Costs, float], Costs]] = MappingProxyType(
+    {
+        "serving": lambda figures, stall_us: np.maximum(figures[:, 0], figures[:, 1]) + stall_us,
+        "latency": lambda figures, _stall_us: figures[:, 2],
+    }
 )
 
 
@@ -55,25 +59,41 @@ class Interval:
 
 @dataclass
 class Series:
-    """One candidate's samples, in microseconds, from the round in which it joined."""
+    """One candidate's samples, in microseconds, from the round in which it joined.
+
+    Attributes:
+        first_round: That round.
+        stall_us: What a call waits for the work queued ahead of it.
+        figures: Host, device and wall time of each round.
+        dropped: Rounds without a possible sample.
+    """
 
     first_round: int
+    stall_us: float = 0.0
     figures: list[tuple[float, float, float]] = field(default_factory=list)
     dropped: int = 0
     # What was worked out from the figures so far: a look asks for the same many times.
     _costs: dict[Objective, Costs] = field(default_factory=dict)
     _medians: dict[Objective, float] = field(default_factory=dict)
 
+    def stall(self, stall_us: float) -> None:
+        """Add a stall to the costs from here on, those so far included."""
+        self.stall_us = stall_us
+        self._forget()
+
     def add(self, sample: Sample) -> None:
         """Take down one round. An impossible sample is kept as a gap, so that rounds stay aligned."""
-        self._costs.clear()
-        self._medians.clear()
+        self._forget()
         figures = (sample.host_us, sample.device_us, sample.wall_us)
         if all(math.isfinite(figure) and figure > 0 for figure in figures):
             self.figures.append(figures)
         else:
             self.figures.append((math.nan, math.nan, math.nan))
             self.dropped += 1
+
+    def _forget(self) -> None:
+        self._costs.clear()
+        self._medians.clear()
 
     @property
     def unmeasurable(self) -> bool:
@@ -88,7 +108,8 @@ class Series:
     def costs(self, objective: Objective) -> Costs:
         """``[rounds]`` costs, NaN for a gap."""
         if objective not in self._costs:
-            self._costs[objective] = OBJECTIVES[objective](np.array(self.figures, dtype=np.float64).reshape(-1, 3))
+            figures = np.array(self.figures, dtype=np.float64).reshape(-1, 3)
+            self._costs[objective] = OBJECTIVES[objective](figures, self.stall_us)
         return self._costs[objective]
 
     def median_cost(self, objective: Objective) -> float:
@@ -133,7 +154,19 @@ class Race:
         self.running.remove(label)
         if label == self.default and self.running:
             self.default = self.running[0]
-            self.series[CONTROL] = Series(self.rounds)
+            self.series[CONTROL] = Series(self.rounds, self.series[self.default].stall_us)
+
+    def stall(self, label: str, stall_us: float) -> None:
+        """Have it known what a candidate's calls wait for the workload's backlog."""
+        self.series[label].stall(stall_us)
+        if label == self.default:
+            self.series[CONTROL].stall(stall_us)
+
+    def under(self, objective: Objective) -> Race:
+        """The same race, judged by another objective."""
+        judged = copy(self)
+        judged.objective = objective
+        return judged
 
     def add_round(self, samples: Mapping[str, Sample]) -> None:
         """Take down one sample of each running candidate, and of ``CONTROL``."""
@@ -150,7 +183,7 @@ class Race:
     def restart(self) -> None:
         """Forget the samples of those who still run."""
         for label in (*self.running, CONTROL):
-            self.series[label] = Series(self.rounds)
+            self.series[label] = Series(self.rounds, self.series[label].stall_us)
 
     def trailing(self, factor: float) -> list[str]:
         """Running candidates, the default excepted, whose best cost is ``factor`` times the fastest's everywhere."""
@@ -227,6 +260,13 @@ class Race:
         their_costs = theirs.costs(objective)[start - theirs.first_round : end - theirs.first_round]
         logs: Costs = np.log(mine_costs / their_costs)
         return logs
+
+
+def order_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval on the median of some values; from the least to the greatest where they are too few for one."""
+    ordered = sorted(values)
+    rank = _rank(len(ordered)) if len(ordered) >= MIN_ROUNDS else 0
+    return ordered[rank], ordered[len(ordered) - 1 - rank]
 
 
 @cache

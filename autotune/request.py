@@ -40,6 +40,7 @@ class Request:
         strategies: Names of the strategies that race, by operation.
         config: The configuration behind all this, for the record.
         overrides: The command's overrides, for the record.
+        require_capturable: Whether strategies must work in a captured graph.
     """
 
     device: Device
@@ -51,6 +52,7 @@ class Request:
     strategies: Mapping[str, tuple[str, ...]]
     config: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
+    require_capturable: bool = False
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -75,7 +77,7 @@ class Request:
             for name in who:
                 with suppress(Exception):
                     reasons[operation, name] = create(operation, name).unavailable(target)
-        return {who: reason for who, reason in reasons.items() if reason is not None}
+        return {who: reason for who, reason in reasons.items() if isinstance(reason, str)}
 
     @property
     def key(self) -> str:
@@ -94,7 +96,8 @@ class Request:
             for name in who
             if (operation, name) not in self.unavailable
         ]
-        return digest([self.objective, racing, rules])
+        # Not the objective: a profile decides for all of them.
+        return digest([racing, rules, self.require_capturable])
 
     @property
     def effort(self) -> dict[str, float]:
@@ -102,7 +105,10 @@ class Request:
         return {name: float(getattr(self.settings, name)) for name in _EFFORT}
 
     def answer(self, directory: Path, reuse: Reuse) -> tuple[StrategyProfile, Path] | None:
-        """The saved profile in ``directory`` that makes measuring unnecessary. An unusable file is none."""
+        """The saved profile in ``directory`` that makes measuring unnecessary, under the objective that is asked for.
+
+        An unusable file is none.
+        """
         for path in self._candidates(directory, reuse):
             try:
                 profile = StrategyProfile.load(path)
@@ -110,7 +116,7 @@ class Request:
             except ProfileError:
                 continue
             if self._answered_by(profile, reuse):
-                return profile, path
+                return profile.under(self.objective), path
         return None
 
     def _candidates(self, directory: Path, reuse: Reuse) -> list[Path]:

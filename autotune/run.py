@@ -26,6 +26,7 @@ from autotune.sandbox import Sandbox
 from autotune.space import chosen_names
 from swa_alloc.dispatch import bind_choice
 from swa_alloc.errors import StrategyUnavailable
+from swa_alloc.profile import StrategyProfile
 from swa_alloc.selection import calls, pinned
 from swa_alloc.stores import user_directory
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from autotune import search
     from autotune.request import Request
-    from swa_alloc.profile import StrategyProfile
     from swa_alloc.selection import Choice, Key
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
         objective=device.default_objective if config.objective is Objective.auto else config.objective.value,
         config=resolved,
         overrides=overrides,
+        require_capturable=config.strategies.require_capturable,
     )
     _check_included(config.strategies.include or [], request)
     reuse = Reuse.never if config.calibration.force or choices else config.profile.reuse
@@ -68,6 +69,9 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
         saved=lambda: request.answer(directory, reuse),
         make=lambda: (request.key, _pin(request, choices) if choices else _measure(request, config, run_folder)),
     )
+    if outcome.reused and StrategyProfile.load(outcome.path).objective != outcome.profile.objective:
+        # Decided anew, from what was measured then; whoever finds it shall find that.
+        outcome.profile.save(outcome.path)
     logger.info("%s %s", "reused" if outcome.reused else "saved", outcome.path)
     outcome.profile.save(run_folder / "profile.json")
     write_report(outcome, run_folder / "report.txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,13 +16,16 @@ from swa_alloc.dispatch import bind
 from swa_alloc.errors import StrategyUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from autotune.devices import Device
     from autotune.space import Candidate
     from swa_alloc.evidence import Reason
     from swa_alloc.operations import Target
     from swa_alloc.strategies import Bound, Strategy
+
+
+logger = logging.getLogger(__name__)
 
 
 class Rejected(Exception):  # noqa: N818 - an answer about a candidate, caught where candidates are gathered
@@ -71,6 +75,8 @@ class Screener:
         """
         with rejecting():
             reason = candidate.strategy().unavailable(target)
+        if not (reason is None or isinstance(reason, str)):
+            raise Rejected("raised", f"its unavailable() gave {reason!r}, and not a reason in words or None")
         if reason is not None:
             raise Rejected("unavailable", reason)
 
@@ -87,7 +93,7 @@ class Screener:
         """
         call = self.bind(candidate, target)
         with rejecting():
-            found = violation(candidate.strategy(), target, self._run)
+            found = violation(candidate.strategy(), target, self._within_limit())
         if found is not None:
             raise Rejected("wrong_result", found)
         self.check(call, target, indices)
@@ -104,10 +110,40 @@ class Screener:
         if found is not None:
             raise Rejected("wrong_result", found)
 
+    def capturable(self, call: Bound, target: Target, arguments: tuple[torch.Tensor, ...]) -> bool | None:
+        """Whether a bound candidate can be captured in a graph, and is right when that is replayed.
+
+        None where the device has no graphs.
+        """
+        try:
+            replay = self.device.capture(lambda: call(*arguments))
+            if replay is None:
+                return None
+            # Each replay gives the same tensor.
+            return violation_of(lambda *_: _copied(replay()), target, arguments[0], self._run) is None
+        except Exception as error:  # noqa: BLE001 - devices refuse in ways of their own
+            logger.info("not capturable: %s", brief(error))
+            return False
+
     def _check_room(self, strategy: Strategy, target: Target) -> None:
         need, free = strategy.workspace_bytes(target), self.device.free_bytes()
         if free is not None and need > free:
             raise Rejected("out_of_memory", f"its workspace needs {need} bytes and {free} are free")
+
+    def _within_limit(self) -> Callable[..., Any]:
+        """``_run`` for calls that may take no longer together than one of them may alone."""
+        spent_s = 0.0
+
+        def run(call: Bound, *arguments: torch.Tensor) -> Any:
+            nonlocal spent_s
+            start = perf_counter()
+            result = self._run(call, *arguments)
+            spent_s += perf_counter() - start
+            if spent_s > self.call_limit_s:
+                raise Rejected("timed_out", f"a few small calls took {spent_s:.2f} s, as long as one large one may")
+            return result
+
+        return run
 
     def _run(self, call: Bound, *arguments: torch.Tensor) -> Any:
         start = perf_counter()
@@ -117,6 +153,10 @@ class Screener:
         if seconds > self.call_limit_s:
             raise Rejected("timed_out", f"one call took {seconds:.2f} s and may take {self.call_limit_s:g} s")
         return result
+
+
+def _copied(result: torch.Tensor | None) -> torch.Tensor | None:
+    return None if result is None else result.clone()
 
 
 @contextmanager

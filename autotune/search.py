@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,15 @@ from swa_alloc.operations import OPERATIONS
 if TYPE_CHECKING:
     from autotune.plan import Kind, Point
     from autotune.request import Request
+    from autotune.stall import Stall
 
 # Candidates that Optuna proposes to a contest on each fresh sandbox, where there are too many to race them all.
 _PROPOSALS = 4
 # To check a candidate takes about as long as to screen it at so many sizes.
 _CHECK = 10
+
+# Sizes at which it is measured whether a candidate waits for a backlog; those between take the nearer one's answer.
+_STALL_SIZES = 2
 
 Progress = Callable[[float], None]
 
@@ -78,6 +83,9 @@ class Search:
         self._contests: list[Contest] = []
         self._admitted: dict[tuple[Kind, str], float] = {}  # to how long the check took, in seconds
         self._rejected: dict[tuple[Kind, str], Ineligible] = {}
+        # By number of indices: once at the smallest size of a kind, once at the largest.
+        self._stalls: dict[tuple[Kind, str], dict[int, Stall | None]] = {}
+        self._capturable: dict[tuple[Kind, str], bool | None] = {}
 
     @property
     def ineligible(self) -> tuple[Ineligible, ...]:
@@ -145,22 +153,52 @@ class Search:
             self._note(points[0].kind, Candidate(space.operation, name, {}), Rejected("raised", detail))
         for candidate in space.fixed:
             self._budget.tick()
-            self._admit(points[0], candidate, bench, until)
+            # Checked with the most indices: what is too small for them serves few.
+            self._admit(points[-1], candidate, bench, until)
         entrants, failures = self._sort_out(points[0].kind, space.fixed)
         racing = [candidate.label for candidate in entrants if candidate.label not in failures]
         if not racing:
             return []
         contests: list[Contest] = []
-        for point in points:
+        # The ends first: there it is measured who waits for a backlog, before anybody is dropped for being slow.
+        for point in (points[0], *points[:0:-1]):
             if contests and monotonic() >= until:
                 break
             race = Race(racing[0], request.objective)
             contest = Contest.open(point, space, entrants, race, self._storage, request.settings.seed)
             for label, ineligible in failures.items():
                 contest.reject(label, Rejected(ineligible.reason, ineligible.detail))
-            self._note_all(contest, contest.screen(bench, racing, request.settings.block_us, self._shuffler))
+            contest.enter(racing)
+            for label in racing:
+                self._know_stall(contest, label, bench, until)
+            self._note_all(contest, contest.screen(bench, request.settings.block_us, self._shuffler))
+            for label in list(contest.race.running):
+                self._know_capture(contest, label, bench)
             contests.append(contest)
-        return contests
+        return sorted(contests, key=lambda contest: contest.point.count)
+
+    def _know_stall(self, contest: Contest, label: str, bench: Bench, until: float) -> None:
+        """Have a contest know whether a candidate waits for a backlog."""
+        point = contest.point
+        stalls = self._stalls.setdefault((point.kind, label), {})
+        if len(stalls) < _STALL_SIZES and point.count not in stalls and (monotonic() < until or not stalls):
+            stalls[point.count] = bench.stall(point, label)
+        nearest = stalls[min(stalls, key=lambda count: abs(math.log(count / point.count)))]
+        if nearest is not None:
+            contest.know_stall(label, nearest, self._request.backlog_us)
+
+    def _know_capture(self, contest: Contest, label: str, bench: Bench) -> None:
+        """Have a contest know whether a candidate works in a captured graph, and drop it if it must and does not."""
+        point = contest.point
+        if (point.kind, label) not in self._capturable:
+            # A call that waits for the stream would end the capture with an error, and is known not to work.
+            waits = label in contest.stalls and contest.stalls[label].kind == "blocking"
+            self._capturable[point.kind, label] = False if waits else bench.capturable(point, label)
+        contest.capturable[label] = self._capturable[point.kind, label]
+        if self._request.require_capturable and contest.capturable[label] is False:
+            refused = Rejected("not_capturable", "it does not work in a captured graph, and strategies must")
+            contest.reject(label, refused)
+            self._note(point.kind, contest.candidates[label], refused)
 
     def _admit(self, point: Point, candidate: Candidate, bench: Bench, until: float) -> None:
         """Check a candidate, unless its kind was screened before; bind it if it is right."""
@@ -207,13 +245,13 @@ class Search:
 
     def _check_again(self, contests: list[Contest], bench: Bench) -> None:
         """Take out who has become wrong in the course of the race, kind by kind."""
-        smallest = {contest.point.kind: contest.point for contest in reversed(contests)}
+        largest = {contest.point.kind: contest.point for contest in contests}
         checked: dict[tuple[Kind, str], Rejected | None] = {}
         for contest in contests:
             for label in list(contest.race.running):
                 key = contest.point.kind, label
                 if key not in checked:
-                    checked[key] = bench.fault(smallest[contest.point.kind], label)
+                    checked[key] = bench.fault(largest[contest.point.kind], label)
                 fault = checked[key]
                 if fault is not None:
                     contest.reject(label, fault)
@@ -232,6 +270,8 @@ class Search:
             candidate = contest.ask()
             if candidate is not None and self._try(contest, candidate, bench.admit):
                 contest.join(candidate.label)
+                self._know_stall(contest, candidate.label, bench, monotonic())
+                self._know_capture(contest, candidate.label, bench)
 
     def _try(self, contest: Contest, candidate: Candidate, action: Callable[[Point, Candidate], None]) -> bool:
         try:

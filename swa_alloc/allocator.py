@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from swa_alloc.operations import Objective
     from swa_alloc.profile import StrategyProfile
 
 
@@ -78,6 +79,7 @@ class SWATokenToKVPoolAllocator:
         strategy: A pin, ``"index_fill"`` or ``"clear.token=index_fill,clear.page=index_copy"``; beats every profile.
         on_missing: What to do where no profile fits: ``"calibrate"`` (the default), ``"default"`` or ``"error"``.
         strict_profile: Raise where a profile or pin cannot be used, instead of a warning and the default strategy.
+        objective: Use what a profile decided for ``"serving"`` or for ``"latency"``; its own objective by default.
         checks: ``"off"``: a caller's mistakes are seen only where that costs nothing. ``"async"``: they are counted on
             the device, and logged at the next natural synchronization. ``"strict"``: they raise at the call, which
             waits for the device. See ``swa_alloc.checks``.
@@ -113,6 +115,7 @@ class SWATokenToKVPoolAllocator:
         strategy: Pin | None = None,
         on_missing: OnMissing | None = None,
         strict_profile: bool = False,
+        objective: Objective | None = None,
         checks: Checks = "off",
     ) -> None:
         check_sizes(size=size, size_swa=size_swa, page_size=page_size)
@@ -122,7 +125,7 @@ class SWATokenToKVPoolAllocator:
         self._kvcache = kvcache
         self.need_sort = need_sort
         where = torch.device(device)
-        self._overrides = Overrides(profile, strategy, on_missing, strict_profile)
+        self._overrides = Overrides(profile, strategy, on_missing, strict_profile, objective)
         # What inference mode makes cannot be written outside it.
         with torch.inference_mode(mode=False):
             self.full_attn_allocator = PoolAllocator(size, page_size, where, need_sort=need_sort)
@@ -208,10 +211,11 @@ class SWATokenToKVPoolAllocator:
         self._settle()
         full, swa = self.full_attn_allocator, self.swa_attn_allocator
         full_pages = full.peek(pages)
+        slots = full.slots(full_pages)
         self._mapping.set_pages(full_pages, swa.rows(swa.peek(pages)))
         full.drop(pages)
         swa.drop(pages)
-        return full.slots(full_pages)
+        return slots
 
     def alloc_extend(
         self,
@@ -254,10 +258,11 @@ class SWATokenToKVPoolAllocator:
             full_heads = plan.head_slots(last_loc)
             mapping.set(joined(full_heads), joined(plan.head_slots(mapping.translate(last_loc))))
         full_pages = full.peek(pages)
+        slots = plan.in_order(full_heads, full.slots(full_pages))
         mapping.set_pages(full_pages, plan.without_gaps(swa.rows(swa.peek(pages)), self._zeros))
         full.drop(pages)
         swa.drop(pages)
-        return plan.in_order(full_heads, full.slots(full_pages))
+        return slots
 
     def alloc_extend_swa_tail(
         self,
@@ -305,11 +310,9 @@ class SWATokenToKVPoolAllocator:
         tail = swa.slots(swa.peek(swa_pages))[:swa_tail_len]
         full_heads = plan.head_slots(last_loc) if plan.has_heads else ()
         (head,), (body,) = plan.heads, plan.bodies
+        slots = plan.in_order(full_heads, full.slots(full_pages))
         in_body = min(swa_tail_len, body)
         in_head = swa_tail_len - in_body
-        for slots in full_heads:
-            mapping.clear(slots[: head - in_head])
-            mapping.set(slots[head - in_head :], tail[:in_head])
         before = body - in_body
         untouched = before // self.page_size if in_body else pages
         mapping.clear_pages(full_pages[:untouched])
@@ -317,9 +320,13 @@ class SWATokenToKVPoolAllocator:
             lead, rest = self._zeros[: before % self.page_size], self._zeros[: plan.gaps[0]]
             rows = torch.cat((lead, tail[in_head:], rest)).view(-1, *self._row_shape)
             mapping.set_pages(full_pages[untouched:], rows)
+        # Last, since a failure before would leave entries of pages in use that name free SWA slots.
+        for begun in full_heads:
+            mapping.clear(begun[: head - in_head])
+            mapping.set(begun[head - in_head :], tail[:in_head])
         full.drop(pages)
         swa.drop(swa_pages)
-        return plan.in_order(full_heads, full.slots(full_pages))
+        return slots
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
@@ -450,7 +457,7 @@ class SWATokenToKVPoolAllocator:
             PoolError: they are no indices, or more would be free than there are.
         """
         check_indices(page_ids)
-        self._free_leaders(page_ids * self.page_size)
+        self._free_leaders(page_ids.to(torch.int64) * self.page_size)
 
     def free_group_begin(self) -> None:
         """Let what is freed become free only at ``free_group_end``.
@@ -482,20 +489,13 @@ class SWATokenToKVPoolAllocator:
         group = self._group
         if group is None:
             return
-        full, swa = self.full_attn_allocator, self.swa_attn_allocator
-        try:
-            self._settle()
-            if group.full_segments:
-                full.free_page_ids(full.pages_of_leaders(joined(group.full_segments)))
-            if group.swa_page_sets:
-                group.swa_pages.append(united(group.swa_page_sets))
-        finally:
-            self._forget_group()
-            try:
-                if group.swa_pages:
-                    swa.free_page_ids(joined(group.swa_pages))
-            finally:
-                full.free_group_end()
+        with ExitStack() as stack:
+            # From the last to the first, each whatever becomes of the others.
+            stack.callback(self.full_attn_allocator.free_group_end)
+            stack.callback(self._forget_group)
+            stack.callback(self._end_swa, group)
+            stack.callback(self._end_full, group)
+            stack.callback(self._settle)
 
     @contextmanager
     def free_group(self) -> Iterator[None]:
@@ -523,7 +523,7 @@ class SWATokenToKVPoolAllocator:
         if full_indices.numel() != swa_indices.numel():
             raise PoolError(f"{full_indices.numel()} full slots cannot be given {swa_indices.numel()} SWA slots")
         self._settle()
-        self._mapping.set(full_indices, swa_indices.to(torch.int64))
+        self._mapping.set(full_indices, swa_indices.to(torch.int64).contiguous())
 
     def translate_loc_from_full_to_swa(self, kv_indices: torch.Tensor) -> torch.Tensor:
         """``[k]`` int64 SWA slots of ``[k]`` full slots; 0 where there is none, -1 for -1.
@@ -547,16 +547,21 @@ class SWATokenToKVPoolAllocator:
 
         Raises:
             PoolError: a size is not positive or no multiple of the page size; nothing has changed then.
+            ProfileError, StrategyError, CalibrationError: a longer mapping is needed, and as at construction; likewise.
         """
         size, size_swa = int(config.full_max_total_num_tokens), int(config.swa_max_total_num_tokens)
         check_sizes(size=size, size_swa=size_swa, page_size=self.page_size)
-        self._forget_group()
+        mapping = self._mapping
         with torch.inference_mode(mode=False):
-            if size + self.page_size + 1 > self._mapping.tensor.numel():
-                device = self._mapping.tensor.device
-                self._use(FullToSWAMapping.allocate(size, self.page_size, device, self._overrides))
-            self.full_attn_allocator.resize(size)
-            self.swa_attn_allocator.resize(size_swa)
+            # All that may fail, before anything changes.
+            if size + self.page_size + 1 > mapping.tensor.numel():
+                mapping = FullToSWAMapping.allocate(size, self.page_size, mapping.tensor.device, self._overrides)
+            lists = self.full_attn_allocator.free_list(size), self.swa_attn_allocator.free_list(size_swa)
+        self._forget_group()
+        if mapping is not self._mapping:
+            self._use(mapping)
+        for pool, free_list in zip((self.full_attn_allocator, self.swa_attn_allocator), lists, strict=True):
+            pool.adopt(free_list)
         self.clear()
 
     def clear(self) -> None:
@@ -581,9 +586,30 @@ class SWATokenToKVPoolAllocator:
     def _settle(self) -> None:
         """Read and clear what an open free group has put off, so that the mapping is as callers believe it to be."""
         group = self._group
-        if group is not None and group.swa_segments:
-            group.swa_pages.append(self._take(joined(group.swa_segments)))
-            group.swa_segments.clear()
+        if group is None or not group.swa_segments:
+            return
+        segments = group.swa_segments.copy()
+        group.swa_segments.clear()
+        full = self.full_attn_allocator
+        try:
+            pages = full.distinct(full.pages_of_leaders(joined(segments)))
+            group.swa_pages.append(self._mapping.take_pages(pages))
+        except Exception:  # noqa: BLE001 - whichever segment is at fault raises again below
+            # The others are other callers': each by itself.
+            with ExitStack() as stack:
+                for slots in segments:
+                    stack.callback(self._take_later, group, slots)
+
+    def _end_full(self, group: _FreeGroup) -> None:
+        full = self.full_attn_allocator
+        if group.full_segments:
+            full.free_page_ids(full.pages_of_leaders(joined(group.full_segments)))
+
+    def _end_swa(self, group: _FreeGroup) -> None:
+        if group.swa_page_sets:
+            group.swa_pages.append(united(group.swa_page_sets))
+        if group.swa_pages:
+            self.swa_attn_allocator.free_page_ids(joined(group.swa_pages))
 
     def _pages_of_set(self, free_index: torch.Tensor) -> torch.Tensor:
         check_indices(free_index)
@@ -624,6 +650,9 @@ class SWATokenToKVPoolAllocator:
     def _take(self, slots: torch.Tensor) -> torch.Tensor:
         """Read and clear the SWA side of ``[k]`` pages, each named by its first slot."""
         return self._mapping.take_pages(self.full_attn_allocator.pages_of_leaders(slots))
+
+    def _take_later(self, group: _FreeGroup, slots: torch.Tensor) -> None:
+        group.swa_pages.append(self._take(slots))
 
     def _give_back_swa(self, pages: torch.Tensor) -> None:
         """Give back SWA pages that nobody else holds, at the end of the free group if one is open."""

@@ -46,6 +46,7 @@ class Violation(Enum):
     UNMAPPED_SWA = "unmapped SWA free"
     MAPPED_FULL = "full side freed before the SWA side"
     UNMAPPED_LAST = "grown after a slot without an SWA slot"
+    MISPLACED_LAST = "last slot out of step with its length"
 
 
 class Finding(NamedTuple):
@@ -89,7 +90,7 @@ class _Auditor(ABC):
             "alloc": lambda **_others: self._own,
             "alloc_extend": self._extending,
             "alloc_extend_swa_tail": self._extending_swa_tail,
-            "alloc_decode": self._extending,
+            "alloc_decode": self._decoding,
             "free": self._freeing_set,
             "free_swa": self._freeing_swa_set,
             "free_full": self._freeing_full_set,
@@ -134,12 +135,20 @@ class _Auditor(ABC):
 
     # --- rules: each looks at a call's arguments and gives what to take down after it
 
-    def _extending(self, last_loc: torch.Tensor, **_others: Any) -> After:
-        self.judge([*self._last_slots_owned(last_loc), self._last_slots_mapped(last_loc)])
+    def _extending(
+        self, prefix_lens: torch.Tensor, seq_lens: torch.Tensor, last_loc: torch.Tensor, **_others: Any
+    ) -> After:
+        grows = seq_lens > prefix_lens
+        self.judge([*self._last_slots(last_loc, prefix_lens), self._last_slots_mapped(last_loc, grows)])
         return self._own
 
-    def _extending_swa_tail(self, last_loc: torch.Tensor, **_others: Any) -> After:
-        self.judge(self._last_slots_owned(last_loc))
+    def _extending_swa_tail(self, prefix_lens: torch.Tensor, last_loc: torch.Tensor, **_others: Any) -> After:
+        self.judge(self._last_slots(last_loc, prefix_lens))
+        return self._own
+
+    def _decoding(self, seq_lens: torch.Tensor, last_loc: torch.Tensor, **_others: Any) -> After:
+        grows = torch.ones_like(last_loc, dtype=torch.bool)
+        self.judge([*self._last_slots(last_loc, seq_lens - 1), self._last_slots_mapped(last_loc, grows)])
         return self._own
 
     def _freeing_set(self, free_index: torch.Tensor) -> After:
@@ -212,17 +221,32 @@ class _Auditor(ABC):
         beyond = (indices < 0) | (indices >= self._end)
         return Finding(Violation.OUT_OF_RANGE, beyond, indices)
 
-    def _last_slots_owned(self, last_loc: torch.Tensor) -> list[Finding]:
+    def _last_slots(self, last_loc: torch.Tensor, lengths: torch.Tensor) -> list[Finding]:
+        """``lengths`` are those that the last slots end, on the device."""
         check_indices(last_loc)
+        if last_loc.numel() != lengths.numel():
+            # The method itself says so.
+            return []
         outside, begun = self._outside(last_loc), last_loc != -1
         owned = self._state[self._pages(last_loc)] == _OWNED
-        foreign = Finding(Violation.FOREIGN_PAGE, begun & ~outside.bad & ~owned, last_loc)
-        return [outside._replace(bad=outside.bad & begun), foreign]
-
-    def _last_slots_mapped(self, last_loc: torch.Tensor) -> Finding:
-        """In a page that was begun, the SWA slot of the next token is the one after the last token's."""
+        misplaced = (last_loc + 1 - lengths) % self._page_size != 0
+        # Two requests may share a prefix, and then go on on pages of their own.
+        ordered, order = last_loc.sort()
+        shared = torch.zeros_like(begun)
+        shared[order[1:]] = ordered[1:] == ordered[:-1]
         goes_on = (last_loc + 1) % self._page_size != 0
-        return Finding(Violation.UNMAPPED_LAST, goes_on & (self._owned_entries(last_loc) == 0), last_loc)
+        return [
+            outside._replace(bad=outside.bad & begun),
+            Finding(Violation.FOREIGN_PAGE, begun & ~outside.bad & ~owned, last_loc),
+            Finding(Violation.MISPLACED_LAST, misplaced | (shared & goes_on), last_loc),
+        ]
+
+    def _last_slots_mapped(self, last_loc: torch.Tensor, grows: torch.Tensor) -> Finding:
+        """In a page that was begun, the SWA slot of the next token is the one after the last token's."""
+        stranded = ((last_loc + 1) % self._page_size != 0) & (self._owned_entries(last_loc) == 0)
+        # Where their numbers differ, the method itself says so.
+        bad = stranded & grows if grows.numel() == last_loc.numel() else torch.zeros_like(stranded)
+        return Finding(Violation.UNMAPPED_LAST, bad, last_loc)
 
     def _set_owned(self, indices: torch.Tensor) -> list[Finding]:
         """Padding in a set is passed over, and so is a page that is named by several of its slots."""
@@ -302,8 +326,12 @@ class _Auditor(ABC):
         pages = self._pages(free_index)
         if not self._grouped or self._page_size == 1:
             return self._disown(pages)
-        self._in_group.append(pages)
-        return lambda _: self._enter(pages, _IN_GROUP)
+
+        def named(_result: Any) -> None:
+            self._in_group.append(pages)
+            self._enter(pages, _IN_GROUP)
+
+        return named
 
     def _open_group(self) -> None:
         self._grouped = True

@@ -7,7 +7,9 @@ from typing import Any, Literal, NamedTuple
 from swa_alloc.operations import IndexDtype, Objective, OperationName, TargetName
 from swa_alloc.strategies import candidate_label
 
-Reason = Literal["unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory"]
+Reason = Literal[
+    "unavailable", "wrong_result", "raised", "timed_out", "unmeasurable", "out_of_memory", "not_capturable"
+]
 
 
 class CandidateMeasurement(NamedTuple):
@@ -19,6 +21,12 @@ class CandidateMeasurement(NamedTuple):
         host_us: Until the call returns, in a block that begins on an idle stream.
         device_us: What the device spends on it.
         wall_us: The call and a synchronization.
+        stall: Whether a call waits for the work that is queued ahead of it: ``asynchronous``, ``blocking`` or
+            ``partial``. None on a device where nothing can be.
+        stall_low: Lower end of the interval of the share of a backlog that it waits for.
+        stall_high: Upper end.
+        stall_us: What that costs behind the workload's backlog.
+        capturable: Whether it works in a captured graph. None where the device has no graphs.
         p90_us: 90th percentile of the cost under the profile's objective.
         ratio: Median of the paired ratios of its cost to the default's; below 1 is faster. None for a candidate that
             single calls ruled out.
@@ -34,6 +42,11 @@ class CandidateMeasurement(NamedTuple):
     host_us: float
     device_us: float
     wall_us: float
+    stall: Literal["asynchronous", "blocking", "partial"] | None
+    stall_low: float | None
+    stall_high: float | None
+    stall_us: float
+    capturable: bool | None
     p90_us: float
     ratio: float | None
     ratio_low: float | None
@@ -43,8 +56,8 @@ class CandidateMeasurement(NamedTuple):
     state: Literal["complete", "pruned"]
 
     def cost_us(self, objective: Objective) -> float:
-        """What an objective minimizes: the wall time, or the slower of the host's and the device's share."""
-        return self.wall_us if objective == "latency" else max(self.host_us, self.device_us)
+        """What an objective minimizes: the wall time; or the slower of host and device, and the stall."""
+        return self.wall_us if objective == "latency" else max(self.host_us, self.device_us) + self.stall_us
 
     @property
     def label(self) -> str:

@@ -5,26 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
 
 from swa_alloc._version import __version__
-from swa_alloc.errors import PoolError
+from swa_alloc.backends import backend_of
 
 Tier = Literal["exact", "compatible", "mismatch"]
 
 # Leading version components that must agree for "compatible": what comes after them is a patch. Fields that are not
 # here must be equal. Drivers number their branch in the first component only (NVIDIA: 580.65.06).
 _SAME_COMPONENTS: Mapping[str, int] = {"driver": 1, "runtime": 2, "torch": 2, "backend": 2, "swa_alloc": 2}
-
-# Variables that change how a call reaches the device, with the value that applies where they are unset.
-_SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "cuda": {"CUDA_LAUNCH_BLOCKING": "0"},
-    "npu": {"TASK_QUEUE_ENABLE": "1", "ASCEND_LAUNCH_BLOCKING": "0"},
-}
 
 
 class Match(NamedTuple):
@@ -88,8 +81,9 @@ class Fingerprint(NamedTuple):
 
 def fingerprint(device: torch.device) -> Fingerprint:
     """The fingerprint of ``device`` on this machine, in under a millisecond on a CPU."""
-    facts = _FACTS.get(device.type, _other)(device)
-    settings = {name: os.environ.get(name, unset) for name, unset in _SETTINGS.get(device.type, {}).items()}
+    backend = backend_of(device.type)
+    facts = backend.facts(device)
+    settings = {name: os.environ.get(name, unset) for name, unset in backend.settings.items()}
     return Fingerprint(
         device_type=device.type,
         device_name=facts.name,
@@ -109,81 +103,3 @@ def fingerprint(device: torch.device) -> Fingerprint:
 
 def _release(version: str, name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\d+", version)[: _SAME_COMPONENTS[name]])
-
-
-class _Facts(NamedTuple):
-    name: str
-    arch: str = ""
-    driver: str = ""
-    runtime: str = ""
-    backend: str = ""
-    threads: int = 0
-    emulated: bool = False
-
-
-def _cpu(_device: torch.device) -> _Facts:
-    info = _first_cpu()
-    name = info.get("model name") or platform.machine()
-    # x86 numbers its parts one way, Arm another.
-    parts = [info[key] for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part") if key in info]
-    return _Facts(name, "-".join(parts), threads=torch.get_num_threads())
-
-
-def _first_cpu() -> dict[str, str]:
-    info: dict[str, str] = {}
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            for line in file:
-                if not line.strip():
-                    break
-                key, _, value = line.partition(":")
-                info[key.strip()] = value.strip()
-    except OSError:
-        pass
-    return info
-
-
-def _cuda(device: torch.device) -> _Facts:
-    properties = torch.cuda.get_device_properties(device)
-    arch = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
-    return _Facts(properties.name, arch, _nvidia_driver(), torch.version.cuda or torch.version.hip or "")
-
-
-def _nvidia_driver() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
-    return found.group() if found else ""
-
-
-def _npu(device: torch.device) -> _Facts:
-    # An npu device exists only where its package has been imported.
-    import torch_npu
-
-    cann = str(torch_npu.npu.utils.get_cann_version())
-    return _Facts(
-        name=torch_npu.npu.get_device_name(device),
-        arch=str(torch_npu._C._npu_get_soc_version()),  # noqa: SLF001 - torch_npu 2.13 has no public name for it
-        runtime=cann,
-        backend=str(torch_npu.__version__),
-        # The stand-in for CANN that tests run on names itself so.
-        emulated=cann.endswith("-fake"),
-    )
-
-
-def _other(device: torch.device) -> _Facts:
-    try:
-        module = torch.get_device_module(device)
-    except RuntimeError:
-        raise PoolError(f"{device.type} is no device that a mapping can be cleared on") from None
-    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
-    return _Facts(
-        name=str(getattr(properties, "name", device.type)),
-        arch=str(getattr(properties, "architecture", "")),
-        driver=str(getattr(properties, "driver_version", "")),
-    )
-
-
-_FACTS: Mapping[str, Callable[[torch.device], _Facts]] = {"cpu": _cpu, "cuda": _cuda, "npu": _npu}

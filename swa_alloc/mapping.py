@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from swa_alloc.operations import Objective
     from swa_alloc.profile import StrategyProfile
     from swa_alloc.strategies import Bound
 
@@ -103,6 +104,7 @@ def tuned_clear(
     strategy: Pin | None = None,
     on_missing: OnMissing | None = None,
     strict_profile: bool = False,
+    objective: Objective | None = None,
 ) -> Callable[[torch.Tensor], None]:
     """The fastest way to clear entries of a mapping that another allocator owns.
 
@@ -113,6 +115,7 @@ def tuned_clear(
         strategy: A pin.
         on_missing: What to do where no profile fits.
         strict_profile: Whether trouble with a profile raises.
+        objective: What a profile is to have decided for.
 
     Returns:
         A callable that takes ``[k]`` int32 or int64 full slots and sets their entries to 0.
@@ -121,7 +124,7 @@ def tuned_clear(
         PoolError: ``mapping`` is not a mapping with that page size.
         ProfileError, StrategyError, CalibrationError: as the arguments asked for.
     """
-    overrides = Overrides(profile, strategy, on_missing, strict_profile)
+    overrides = Overrides(profile, strategy, on_missing, strict_profile, objective)
     size = _full_size(mapping, page_size)
     key: Key = (CLEAR.name, TOKEN)
     # What inference mode makes, workspaces among it, cannot be written outside it.

@@ -76,7 +76,7 @@ class Operation(NamedTuple):
         name: As profiles, pins and traces spell it.
         paged_targets: The targets that calls are made on where a page has more than one slot. Where it has one, pages
             are slots, and every operation has the token target alone.
-        reference: What every strategy must do to the table and return, in the plainest PyTorch; defines correctness.
+        reference: What every strategy must do to the table and return, in the plainest PyTorch on a CPU.
         fallback: The default strategy, for device types without an entry in ``defaults``.
         defaults: The default strategy by device type.
         values: Makes up what a call passes after its indices, from the target's table and those ``[k]`` indices; None
@@ -115,24 +115,21 @@ def _peers(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def _clear_reference(table: torch.Tensor, indices: torch.Tensor) -> None:
-    for row in indices.tolist():
-        table[row].zero_()
+    table[indices] = 0
 
 
 def _set_reference(table: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    for row, value in zip(indices.tolist(), values, strict=True):
-        table[row].copy_(value)
+    table[indices] = values
 
 
 def _translate_reference(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return torch.stack([table[row] for row in indices.tolist()]) if indices.numel() else table[:0].clone()
+    return table[indices]
 
 
 def _take_reference(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    row_slots = math.prod(table.shape[1:])
-    taken = table.new_tensor([int(table[row].flatten()[0]) // row_slots for row in indices.tolist()])
+    rows = table[indices].flatten(1) if table.dim() > 1 else table[indices].unsqueeze(1)
     _clear_reference(table, indices)
-    return taken
+    return rows[:, 0] // rows.shape[1]
 
 
 CLEAR = Operation(

@@ -30,9 +30,16 @@ def _without_padding(page_ids: torch.Tensor) -> torch.Tensor:
     return page_ids if least > 0 else page_ids[page_ids > 0]
 
 
+def _each_once(page_ids: torch.Tensor) -> torch.Tensor:
+    known = page_ids.tolist()
+    return page_ids if len(set(known)) == len(known) else torch.unique(page_ids)
+
+
 # By device type, how pages that somebody frees lose the padding among them. Elsewhere to look for it would mean to wait
 # for the device, and callers pass none, as with SGLang.
 PADDING_FILTERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({"cpu": _without_padding})
+# Likewise, how pages of which the SWA side is read together are kept from being read twice.
+DUPLICATE_FILTERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({"cpu": _each_once})
 
 
 class PoolAllocator:
@@ -47,6 +54,7 @@ class PoolAllocator:
     Attributes:
         size: As passed in, or as resized.
         page_size: As passed in.
+        distinct: ``(page_ids)`` gives each of ``[k]`` pages once on a CPU, and takes it for granted elsewhere.
 
     Raises:
         PoolError: the sizes are not positive, or do not divide.
@@ -61,6 +69,7 @@ class PoolAllocator:
         self._free_list = self._free_list_class(size // page_size, device)
         self._offsets = torch.arange(page_size, dtype=torch.int64, device=device)
         self._without_padding = PADDING_FILTERS.get(device.type, _as_given)
+        self.distinct = DUPLICATE_FILTERS.get(device.type, _as_given)
         # What an open free group holds back; None without one.
         self._held: list[torch.Tensor] | None = None
         self._held_sets: list[torch.Tensor] = []
@@ -221,16 +230,15 @@ class PoolAllocator:
         """``[n]`` int64 ids of the free pages."""
         return self._free_list.all_ids()
 
-    def resize(self, size: int) -> None:
-        """Have ``size`` slots from now on, all of them free. O(size).
+    def free_list(self, size: int) -> FreeList:
+        """A list of the free pages of a pool of ``size`` slots, for ``adopt``."""
+        return self._free_list_class(size // self.page_size, self._device)
 
-        Raises:
-            PoolError: it is not positive, or no multiple of the page size.
-        """
-        check_sizes(size=size, page_size=self.page_size)
-        self._free_list = self._free_list_class(size // self.page_size, self._device)
-        self.size = size
-        self.clear()
+    def adopt(self, free_list: FreeList) -> None:
+        """Have as many slots as a list that ``free_list`` made, all of them free."""
+        self._free_list = free_list
+        self.size = free_list.capacity * self.page_size
+        self._held, self._held_sets = None, []
 
     def clear(self) -> None:
         """Make every slot free. O(size)."""

@@ -112,6 +112,20 @@ class Provenance(NamedTuple):
     environment: dict[str, str]
 
 
+class Alternative(NamedTuple):
+    """What the same measurements say under another objective.
+
+    Attributes:
+        objective: What would be minimized.
+        decisions: As in a profile.
+        evidence: As in a profile: what was measured, or a function that gives it.
+    """
+
+    objective: Objective
+    decisions: tuple[Decision, ...]
+    evidence: Evidence | Callable[[], Evidence]
+
+
 class StrategyProfile:
     """One profile. ``load`` and ``save`` are its only contact with files; nothing in it is ever executed.
 
@@ -122,6 +136,7 @@ class StrategyProfile:
         decisions: For each operation, target and index dtype, ascending in ``max_indices``, the last one open.
         provenance: Where it comes from.
         evidence: What was measured, or a function that gives it when it is first asked for.
+        alternatives: What the other objectives say; none where all say the same, as on a CPU or where a person decided.
 
     Raises:
         ValueError: the decisions leave a number of indices without an answer, or give it two.
@@ -136,14 +151,17 @@ class StrategyProfile:
         decisions: tuple[Decision, ...],
         provenance: Provenance,
         evidence: Evidence | Callable[[], Evidence],
+        alternatives: tuple[Alternative, ...] = (),
     ) -> None:
         self.fingerprint = fingerprint
         self.workload = workload
         self.objective = objective
         self.decisions = decisions
         self.provenance = provenance
+        self.alternatives = alternatives
         self._evidence = evidence
-        _check_order(self)
+        for each in (decisions, *(alternative.decisions for alternative in alternatives)):
+            _check_order(each)
 
     @property
     def evidence(self) -> Evidence:
@@ -152,14 +170,37 @@ class StrategyProfile:
         Raises:
             ProfileError: this part of the file is not what it should be.
         """
-        if callable(self._evidence):
-            self._evidence = self._evidence()
+        self._evidence = _given(self._evidence)
         return self._evidence
 
     def decisions_for(self, operation: str, target: str, index_dtype: str) -> tuple[Decision, ...]:
         """The decisions of one kind, ascending; empty where it was not measured."""
-        wanted = (operation, target, index_dtype)
-        return tuple(d for d in self.decisions if (d.operation, d.target, d.index_dtype) == wanted)
+        return _of_kind(self.decisions, (operation, target, index_dtype))
+
+    def under(self, objective: Objective) -> StrategyProfile:
+        """This profile as another objective decides it, from the same measurements.
+
+        Raises:
+            ProfileError: it was not decided for that objective.
+        """
+        if objective == self.objective:
+            return self
+        found = [alternative for alternative in self.alternatives if alternative.objective == objective]
+        if self.alternatives and not found:
+            raise ProfileError(f"the profile decides nothing for objective {objective}; make a new one")
+        mine = Alternative(self.objective, self.decisions, self._evidence)
+        # Without alternatives every objective gets the same answer.
+        chosen = found[0] if found else mine
+        others = tuple(alternative for alternative in self.alternatives if alternative is not chosen)
+        return StrategyProfile(
+            fingerprint=self.fingerprint,
+            workload=self.workload,
+            objective=objective,
+            decisions=chosen.decisions,
+            provenance=self.provenance,
+            evidence=chosen.evidence,
+            alternatives=(mine, *others) if found else (),
+        )
 
     def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
         """How far this profile fits a machine and a mapping over a full pool of ``size`` slots."""
@@ -194,7 +235,8 @@ class StrategyProfile:
                 objective=document.objective,
                 decisions=document.decisions,
                 provenance=document.provenance,
-                evidence=lambda: _decode_evidence(document, path),
+                evidence=lambda: _decode_evidence(document.measurements, document.ineligible, path),
+                alternatives=tuple(_decode_alternative(entry, document, path) for entry in document.alternatives),
             )
         except OSError as error:
             raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
@@ -214,6 +256,10 @@ class StrategyProfile:
                     decisions=self.decisions,
                     measurements=evidence.measurements,
                     ineligible=evidence.ineligible,
+                    alternatives=tuple(
+                        _AlternativeDocument(other.objective, other.decisions, _given(other.evidence).measurements)
+                        for other in self.alternatives
+                    ),
                     provenance=self.provenance,
                 )
             )
@@ -255,6 +301,14 @@ class StrategyProfile:
         return f"another machine's profile ({match.differences[0]})" if match.tier == "mismatch" else None
 
 
+class _AlternativeDocument(NamedTuple):
+    """An alternative in the file."""
+
+    objective: Objective
+    decisions: tuple[Decision, ...]
+    measurements: Any
+
+
 class _Document(NamedTuple):
     """The file. Its evidence is checked when it is asked for."""
 
@@ -265,14 +319,27 @@ class _Document(NamedTuple):
     decisions: tuple[Decision, ...]
     measurements: Any
     ineligible: Any
+    alternatives: tuple[_AlternativeDocument, ...]
     provenance: Provenance
 
 
-def _decode_evidence(document: _Document, path: str | Path) -> Evidence:
+def _given(evidence: Evidence | Callable[[], Evidence]) -> Evidence:
+    return evidence() if callable(evidence) else evidence
+
+
+def _decode_alternative(entry: _AlternativeDocument, document: _Document, path: str | Path) -> Alternative:
+    return Alternative(
+        entry.objective,
+        entry.decisions,
+        lambda: _decode_evidence(entry.measurements, document.ineligible, path),
+    )
+
+
+def _decode_evidence(measurements: Any, ineligible: Any, path: str | Path) -> Evidence:
     from swa_alloc.evidence import Evidence
 
     try:
-        return _json.decode(Evidence, {"measurements": document.measurements, "ineligible": document.ineligible})
+        return _json.decode(Evidence, {"measurements": measurements, "ineligible": ineligible})
     except ValueError as error:
         raise _not_usable(path, error) from error
 
@@ -281,16 +348,20 @@ def _not_usable(path: str | Path, error: ValueError) -> ProfileError:
     return ProfileError(f"profile {path} is not usable: {error}; make a new one with `python -m autotune`")
 
 
-def _check_order(profile: StrategyProfile) -> None:
-    if not profile.decisions:
+def _of_kind(decisions: tuple[Decision, ...], kind: tuple[str, str, str]) -> tuple[Decision, ...]:
+    return tuple(d for d in decisions if (d.operation, d.target, d.index_dtype) == kind)
+
+
+def _check_order(decisions: tuple[Decision, ...]) -> None:
+    if not decisions:
         raise ValueError("decisions must hold at least one")
-    for key in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in profile.decisions):
-        bounds = [decision.max_indices for decision in profile.decisions_for(*key)]
+    for kind in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in decisions):
+        bounds = [decision.max_indices for decision in _of_kind(decisions, kind)]
         *closed, last = bounds
         finite = [bound for bound in closed if bound is not None]
         if last is not None or finite != closed or any(a >= b for a, b in pairwise(finite)):
             raise ValueError(
-                f"decisions for {'.'.join(key)} must ascend in max_indices and end with null, not {bounds}"
+                f"decisions for {'.'.join(kind)} must ascend in max_indices and end with null, not {bounds}"
             )
 
 

@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from swa_alloc.backends import backend_of
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
 from swa_alloc.fingerprint import Match, fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, OperationName, TargetName
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Objective, OperationName, TargetName
 from swa_alloc.profile import Decision, StrategyProfile
 from swa_alloc.stores import PROFILE_VARIABLE, find, stores
 from swa_alloc.strategies import Strategy, create, known_names, names, strategy_class
@@ -19,6 +20,7 @@ from swa_alloc.strategies import Strategy, create, known_names, names, strategy_
 OnMissing = Literal["calibrate", "default", "error"]
 PIN_VARIABLE = "SWA_ALLOC_STRATEGY"
 ON_MISSING_VARIABLE = "SWA_ALLOC_ON_MISSING"
+OBJECTIVE_VARIABLE = "SWA_ALLOC_OBJECTIVE"
 
 Key = tuple[OperationName, TargetName]
 Pin = str | Strategy | Sequence[Strategy]
@@ -32,12 +34,14 @@ class Overrides(NamedTuple):
         strategy: A pin: a name, ``"clear.token=NAME,clear.page=NAME"``, a ``Strategy`` instance, or several.
         on_missing: What to do where no profile fits.
         strict_profile: Whether trouble with a profile or a pin raises instead of falling back to the default.
+        objective: What a profile is to have decided for; its own objective otherwise.
     """
 
     profile: StrategyProfile | str | Path | None = None
     strategy: Pin | None = None
     on_missing: OnMissing | None = None
     strict_profile: bool = False
+    objective: Objective | None = None
 
 
 class Choice(NamedTuple):
@@ -121,7 +125,8 @@ def select(
     wanted = calls(page_size) if wanted is None else wanted
     # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
     if not wrong_pin and any(key not in pins for key in wanted):
-        below = _from_profiles(device, size, page_size, overrides, tolerate, remarks)
+        found_profile = _find_profile(device, size, page_size, overrides, tolerate, remarks)
+        below = _from_profile(found_profile, overrides, tolerate) if found_profile else {}
     found = {**{key: default_choice(key, device.type) for key in wanted}, **below, **pins}
     return Selection({key: found[key] for key in wanted}, tuple(remarks), tuple(troubles))
 
@@ -195,6 +200,13 @@ def _parse_on_missing(value: str) -> OnMissing:
     raise ProfileError(f"on_missing is {value!r}; expected one of {', '.join(get_args(OnMissing))}")
 
 
+def _parse_objective(value: str) -> Objective:
+    for known in get_args(Objective):
+        if value == known:
+            return known  # type: ignore[no-any-return]  # as above
+    raise ProfileError(f"objective is {value!r}; expected one of {', '.join(get_args(Objective))}")
+
+
 def _keys() -> list[Key]:
     """Whatever can be called, with any page size."""
     return [
@@ -213,14 +225,22 @@ def _pins(overrides: Overrides) -> list[tuple[str, Pin]]:
     return [(layer, pin) for layer, pin in layers if pin]
 
 
-def _from_profiles(
+class _Found(NamedTuple):
+    """A profile to choose from, and who led to it."""
+
+    profile: StrategyProfile
+    layer: str
+    source: str
+
+
+def _find_profile(
     device: torch.device,
     size: int,
     page_size: int,
     overrides: Overrides,
     tolerate: Callable[[SWAAllocError], None],
     remarks: list[str],
-) -> Mapping[Key, Choice]:
+) -> _Found | None:
     here = fingerprint(device)
     named = _named(overrides)
     if named is not None:
@@ -237,9 +257,9 @@ def _from_profiles(
                 raise ProfileError(f"profile {source} was made for another machine or mapping: {reason}")  # noqa: TRY301 - handled as the other troubles of a named profile are
         except ProfileError as error:
             tolerate(error)
-            return {}
+            return None
         remarks.extend(_reservations(source, match))
-        return _of_profile(loaded, layer, source)
+        return _Found(loaded, layer, source)
     search = find(here, size, page_size)
     for unusable in search.unusable:
         tolerate(unusable)
@@ -247,7 +267,7 @@ def _from_profiles(
     if search.hit is not None:
         hit = search.hit
         remarks.extend(_reservations(str(hit.path), hit.match))
-        return _of_profile(hit.profile, hit.layer, str(hit.path))
+        return _Found(hit.profile, hit.layer, str(hit.path))
     return _when_missing(device, size, page_size, overrides, tolerate, search.ignored)
 
 
@@ -269,7 +289,7 @@ def _when_missing(
     overrides: Overrides,
     tolerate: Callable[[SWAAllocError], None],
     ignored: tuple[str, ...],
-) -> Mapping[Key, Choice]:
+) -> _Found | None:
     # An AMD GPU is cuda to PyTorch and rocm to the command; auto finds any accelerator.
     where = "cpu" if device.type == "cpu" else "auto"
     pools = f"workload.size={size} workload.size_swa={size} workload.page_size={page_size}"
@@ -280,13 +300,17 @@ def _when_missing(
         tolerate(error)
         on_missing = "default"
     if on_missing == "default":
-        return {}
+        return None
     if on_missing == "error":
         raise ProfileError(
             f"no profile for this {device.type} with {size} slots in pages of {page_size} (looked in "
             f"{' and '.join(str(store.directory) for store in stores())}"
             f"{'; ignored ' if ignored else ''}{'; ignored '.join(ignored)}); make one with `{command}`"
         )
+    if backend_of(device.type).capturing():
+        # To measure is to synchronize, which would end the capture with an error.
+        tolerate(CalibrationError(f"not calibrated: a graph is being captured; to measure by hand: `{command}`"))
+        return None
     # Needed by the first start on a machine, and by no other.
     from swa_alloc.startup import calibrate_at_startup
 
@@ -294,11 +318,21 @@ def _when_missing(
         profile, path = calibrate_at_startup(device, size, page_size)
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
         tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: `{command}`"))
+        return None
+    return _Found(profile, "calibration at start-up", str(path))
+
+
+def _from_profile(
+    found: _Found, overrides: Overrides, tolerate: Callable[[SWAAllocError], None]
+) -> Mapping[Key, Choice]:
+    profile, layer, source = found
+    wanted = overrides.objective or os.environ.get(OBJECTIVE_VARIABLE)
+    try:
+        if wanted:
+            profile = profile.under(_parse_objective(wanted))
+    except ProfileError as error:
+        tolerate(ProfileError(f"{source}: {error}"))
         return {}
-    return _of_profile(profile, "calibration at start-up", str(path))
-
-
-def _of_profile(profile: StrategyProfile, layer: str, source: str) -> dict[Key, Choice]:
     choices = {}
     for key in _keys():
         decisions = tuple(d for dtype in INDEX_DTYPES for d in profile.decisions_for(*key, dtype))

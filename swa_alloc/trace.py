@@ -159,7 +159,8 @@ def _recording(recorded: Operation, calls: Counter[_Call]) -> Strategy:
             dtype: IndexDtype = "int32" if target.index_dtype is torch.int32 else "int64"
 
             def call(indices: torch.Tensor, *values: torch.Tensor) -> Any:
-                count = indices.numel()
+                # Duplicates can make a call longer than the table, and no race could draw as many rows.
+                count = min(indices.numel(), (target.mapping.numel() - 1 - page_size) // target.row_slots)
                 if count:
                     layout = layout_of(indices, page_size if target.name == TOKEN else 1)
                     for operation in entered:

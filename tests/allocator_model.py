@@ -645,7 +645,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             lambda: extend(self.allocator, [grow, grow], swa_tail_len=1),
             lambda: self.allocator.alloc(-self.page_size),
             lambda: self.allocator.free(torch.tensor([1.0])),
-            lambda: self.allocator.set_full_to_swa_mapping(torch.tensor([1, 2]), torch.tensor([1])),
+            lambda: self.allocator.set_full_to_swa_mapping(torch.tensor([1, 1]), torch.tensor([1])),
         ]
         if self.page_size > 1:
             calls += [

@@ -99,7 +99,10 @@ def make_provenance(created: str = "2026-09-30T12:00:00Z", **changes: Any) -> Pr
 def make_candidate(strategy: str = "index_fill", ratio: float | None = 1.0, **changes: Any) -> CandidateMeasurement:
     """One candidate of a race."""
     low, high = (None, None) if ratio is None else (ratio - 0.01, ratio + 0.01)
-    measured = CandidateMeasurement(strategy, {}, 1.0, 1.0, 1.0, 1.25, ratio, low, high, 64, 0, "complete")
+    measured = CandidateMeasurement(
+        *(strategy, {}, 1.0, 1.0, 1.0, "asynchronous", -0.01, 0.02, 0.0, True, 1.25, ratio, low, high, 64, 0),
+        state="complete",
+    )
     return measured._replace(**changes)
 
 

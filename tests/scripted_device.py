@@ -18,7 +18,7 @@ from autotune.calibrate import measure
 from autotune.config import Calibration
 from autotune.devices import Call, Device, Sample
 from autotune.request import Request
-from swa_alloc.operations import Target
+from swa_alloc.operations import Objective, Target
 from swa_alloc.profile import StrategyProfile
 from swa_alloc.strategies import Bound, Strategy, candidate_label
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
@@ -55,20 +55,37 @@ class ScriptedDevice(Device):
         clock: Advances by what the calls cost.
         noise: Standard deviation of the logarithm of each sample.
         drift: Factor on every sample at a time in seconds since the start: a machine whose speed changes.
+        stall: By label, the share of a backlog that a call waits for; with it the device is an asynchronous one.
+        jitter: What is added to the microseconds that calls behind a backlog take to return.
+        captures: By label, whether a call can be captured; with it the device has graphs.
+        seed: Of the noise.
     """
 
     torch_device = torch.device("cpu")
     default_objective = "latency"
+    kernel_us = 150.0
 
     def __init__(
-        self, cost: Cost, clock: Clock, *, noise: float = 0.0, drift: Callable[[float], float] = lambda _now: 1.0
+        self,
+        cost: Cost,
+        clock: Clock,
+        *,
+        noise: float = 0.0,
+        drift: Callable[[float], float] = lambda _now: 1.0,
+        stall: Callable[[str], float] | None = None,
+        jitter: Callable[[np.random.Generator], float] = lambda _generator: 0.0,
+        captures: Callable[[str], bool] | None = None,
+        seed: int = 12345,
     ) -> None:
+        self._stall = stall
+        self._jitter = jitter
+        self._captures = captures
         self._cost = cost
         self._clock = clock
         self._start = clock.now
         self._noise = noise
         self._drift = drift
-        self._random = np.random.default_rng(12345)
+        self._random = np.random.default_rng(seed)
         self.timed: dict[str, int] = {}
         self.free = 1 << 30
 
@@ -86,6 +103,29 @@ class ScriptedDevice(Device):
         # An impossible time takes some time, too.
         self._clock.advance((us if math.isfinite(us) and us > 0 else 10.0) * len(block) / 1e6)
         return Sample(sample.host_us * factor, sample.device_us * factor, us)
+
+    def return_us(self, call: Call, block: Sequence[tuple[torch.Tensor, ...]], kernels: int) -> float | None:
+        if self._stall is None:
+            return None
+        label = getattr(call, "label", DEFAULT)
+        cost = self._cost(label, block[0][0].numel())
+        host_us = cost.host_us if isinstance(cost, Sample) else cost
+        backlog_us = kernels * self.kernel_us
+        factor = math.exp(self._random.normal(0.0, self._noise))
+        self._clock.advance(backlog_us / 1e6)
+        # Whoever waits for the backlog waits once: the block's later calls find an idle stream.
+        return float(host_us * len(block) * factor + self._stall(label) * backlog_us + self._jitter(self._random))
+
+    def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:
+        if self._captures is None:
+            return None
+        # Which candidate it is, is known to the callable that the closure holds.
+        (bound,) = [
+            cell.cell_contents for cell in call.__closure__ or () if callable(getattr(cell, "cell_contents", None))
+        ]
+        if not self._captures(getattr(bound, "label", DEFAULT)):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return call
 
     def free_bytes(self) -> int | None:
         return self.free
@@ -133,11 +173,35 @@ def request(
     *,
     page_size: int = 1,
     settings: Calibration = SETTINGS,
+    objective: Objective | None = None,
+    backlog_us: float = 0.0,
+    require_capturable: bool = False,
 ) -> Request:
     """A request that races the default against these strategies, for token clears of these sizes."""
     entries = tuple(TraceEntry("clear", "token", "int32", count, "scattered", 1.0) for count in counts)
     trace = Trace(SCHEMA, 4096, page_size, entries)
-    return Request(device, "scripted", trace, 0.0, device.default_objective, settings, {"clear": tuple(strategies)}, {})
+    return Request(
+        device,
+        "scripted",
+        trace,
+        backlog_us,
+        objective or device.default_objective,
+        settings,
+        {"clear": tuple(strategies)},
+        {},
+        require_capturable=require_capturable,
+    )
+
+
+def recorded(profile: StrategyProfile, index_dtype: str = "int32") -> Cost:
+    """The times that a profile's measurements hold of token clears, to be replayed."""
+    found = {
+        (candidate.label, measurement.indices): Sample(candidate.host_us, candidate.device_us, candidate.wall_us)
+        for measurement in profile.evidence.measurements
+        if (measurement.operation, measurement.target, measurement.index_dtype) == ("clear", "token", index_dtype)
+        for candidate in measurement.candidates
+    }
+    return lambda label, count: found[label, count]
 
 
 def winners(profile: StrategyProfile) -> Mapping[tuple[str, str], set[str]]:
@@ -156,6 +220,7 @@ __all__ = [
     "ScriptedStrategy",
     "measure",
     "named",
+    "recorded",
     "request",
     "winners",
 ]

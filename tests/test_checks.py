@@ -171,6 +171,26 @@ def test_strict_takes_parts_of_one_page_in_one_set_for_what_they_are(strict: All
     assert strict.available_size() == SWA_PAGES * wide_page_size
 
 
+@pytest.mark.parametrize("again", {**BOTH_SIDES, **FULL_SIDE})
+@pytest.mark.parametrize("over", ["ended", "cleared"])
+def test_strict_takes_no_sets_for_parts_of_a_page_once_their_group_is_over(
+    strict: Allocator, page_size: int, again: str, over: str
+) -> None:
+    slots = _alloc(strict, 3)
+    with strict.free_group():
+        strict.free(slots[: 2 * page_size])
+        if over == "cleared":
+            strict.clear()
+            # The same pages, anew.
+            slots = _alloc(strict, 3)
+    if over == "cleared":
+        strict.free(slots[: 2 * page_size])
+    with refused(strict, "double free: "):
+        FREES[again](strict, slots[:page_size])
+    strict.free(slots[2 * page_size :])
+    assert strict.full_available_size() == FULL_PAGES * page_size
+
+
 @pytest.mark.parametrize("free", FREES)
 @GROUPED
 def test_strict_names_what_lies_outside_the_pool(strict: Allocator, page_size: int, free: str, grouped: bool) -> None:  # noqa: FBT001 - a case

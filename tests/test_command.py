@@ -253,13 +253,32 @@ def test_more_effort_answers_less_and_not_the_other_way_round(command: Command, 
 
 @pytest.mark.parametrize(
     "changed",
-    ["objective=serving", "strategies.exclude=[scatter]", "calibration.switch_margin=0.1", "workload.window=64"],
+    [
+        "strategies.require_capturable=true",
+        "strategies.exclude=[scatter]",
+        "calibration.switch_margin=0.1",
+        "workload.window=64",
+    ],
 )
 def test_another_question_is_not_answered_by_a_saved_profile(command: Command, changed: str) -> None:
     command(*QUICK)
     finished = command(*QUICK, changed)
     assert finished.code == 0
     assert "measuring" in finished.err
+
+
+def test_another_objective_is_decided_from_the_same_measurements_and_stays(command: Command, isolated: Path) -> None:
+    first = command(*QUICK)
+    again = command(*QUICK, "objective=serving")
+    assert again.code == 0
+    assert "measuring" not in again.err
+    assert "reused" in again.out
+    assert "for serving" in again.out
+    (path,) = profiles(isolated)
+    saved = StrategyProfile.load(path)
+    assert saved.objective == "serving"
+    # On a CPU, host, device and wall time are one.
+    assert first.out.replace("for latency", "for serving").splitlines()[:-1] == again.out.splitlines()[:-1]
 
 
 def test_a_strategy_that_has_become_available_since_is_measured(command: Command) -> None:

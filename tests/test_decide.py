@@ -85,8 +85,12 @@ def choices(verdicts: Sequence[Verdict]) -> list[str]:
     return [verdict.choice for verdict in verdicts]
 
 
+def verdict(of: Any, choice: str, ties: set[str], margin: float) -> Verdict:
+    return Verdict(of, of.race, choice, ties, margin)
+
+
 def judged(*contests: Any) -> list[Verdict]:
-    return judge(contests, SETTINGS)
+    return judge(contests, SETTINGS, "latency")
 
 
 # One size
@@ -324,8 +328,8 @@ def test_sizes_that_are_close_are_not_refined_for_ever() -> None:
 
 def test_a_border_whose_place_costs_less_than_the_margin_is_not_refined() -> None:
     verdicts = [
-        Verdict(contest(16, {"default": 10.0, "first": 10.1}), "default", set(), 0.03),
-        Verdict(contest(1024, {"default": 10.1, "first": 10.0}), "first", set(), 0.03),
+        verdict(contest(16, {"default": 10.0, "first": 10.1}), "default", set(), 0.03),
+        verdict(contest(1024, {"default": 10.1, "first": 10.0}), "first", set(), 0.03),
     ]
     assert worth_refining(verdicts) == []
 

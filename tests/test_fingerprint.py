@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from builders import CPU, here, make_profile, next_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swa_alloc.backends import Backend, Facts, backend_of, register_backend
+from swa_alloc.errors import PoolError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
 
 GPU = Fingerprint(
@@ -149,8 +151,8 @@ def test_a_cpu_without_proc_still_has_a_name(monkeypatch: pytest.MonkeyPatch) ->
     assert here().match(here()).tier == "exact"
 
 
-def _facts(_device: torch.device) -> SimpleNamespace:
-    return SimpleNamespace(name="GPU", arch="sm_90", driver="1", runtime="1", backend="", threads=0, emulated=False)
+def _facts(_backend: Backend, _device: torch.device) -> Facts:
+    return Facts("A device", "sm_90", "1", "1")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def _facts(_device: torch.device) -> SimpleNamespace:
 def test_a_variable_that_changes_how_calls_reach_the_device_counts(
     device_type: str, variable: str, unset: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swa_alloc.fingerprint._FACTS", {device_type: _facts})
+    monkeypatch.setattr(type(backend_of(device_type)), "facts", _facts)
     device: Any = SimpleNamespace(type=device_type)
     monkeypatch.delenv(variable, raising=False)
     without = fingerprint(device)
@@ -233,3 +235,42 @@ def test_a_mismatch_names_what_decided_it_before_a_patch_level_difference() -> N
     match = profile.match(here(), 4096, 4)
     assert match.tier == "mismatch"
     assert match.differences[0] == "size is 4096 here and 256 in the profile"
+
+
+# --- backends
+
+
+class Blackhole(Backend):
+    """A device type of somebody else's."""
+
+    device_type = "privateuseone"
+    settings = MappingProxyType({"BLACKHOLE_QUEUE": "deep"})
+
+    def facts(self, device: torch.device) -> Facts:
+        return Facts(f"Blackhole {device.index}")
+
+
+def test_another_package_can_register_its_device_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swa_alloc.backends._registry._registered", {})
+    assert register_backend(Blackhole) is Blackhole
+    device: Any = SimpleNamespace(type="privateuseone", index=3)
+    found = fingerprint(device)
+    assert (found.device_name, found.settings) == ("Blackhole 3", {"BLACKHOLE_QUEUE": "deep"})
+    register_backend(Blackhole)
+    with pytest.raises(PoolError, match="'privateuseone' already"):
+        register_backend(type("Other", (Backend,), {"device_type": "privateuseone"}))
+    with pytest.raises(PoolError, match="'cuda' already"):
+        register_backend(type("Mine", (Backend,), {"device_type": "cuda"}))
+
+
+def test_a_device_type_that_nobody_knows_has_what_any_accelerator_has() -> None:
+    unknown = backend_of("mtia")
+    assert unknown.device_type == "mtia"
+    assert not unknown.capturing()
+    with pytest.raises(NotImplementedError, match="mtia has no graphs"):
+        unknown.capture(lambda: None)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda", "npu", "xpu"])
+def test_each_backend_is_of_its_own_type(device_type: str) -> None:
+    assert backend_of(device_type).device_type == device_type

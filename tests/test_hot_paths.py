@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from builders import CPU, Operators
+from builders import Operators
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swa_alloc import SWATokenToKVPoolAllocator, fingerprint
+from swa_alloc import SWATokenToKVPoolAllocator
+from swa_alloc.backends import Backend, Facts
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 64])
 UNWAITING = pytest.mark.parametrize("checks", ["off", "async"])
@@ -56,8 +57,15 @@ class Touching(TorchDispatchMode):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> str:
     """A device whose tensors have no values: whatever would have to wait for one raises."""
-    facts = dict(fingerprint._FACTS)  # noqa: SLF001 - no machine has a profile for it
-    monkeypatch.setattr(fingerprint, "_FACTS", {**facts, "meta": lambda _device: facts["cpu"](CPU)})
+
+    class Meta(Backend):
+        device_type = "meta"
+
+        def facts(self, device: torch.device) -> Facts:
+            del device
+            return Facts("no machine has a profile for it")
+
+    monkeypatch.setattr("swa_alloc.backends._registry._registered", {"meta": Meta})
     return "meta"
 
 

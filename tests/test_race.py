@@ -251,8 +251,9 @@ def test_trailing_is_by_the_best_sample_under_every_objective_and_never_the_defa
 
 def test_objectives_are_what_the_design_says() -> None:
     figures = np.array([[1.0, 5.0, 9.0], [6.0, 2.0, 9.5]])
-    assert OBJECTIVES["serving"](figures).tolist() == [5.0, 6.0]
-    assert OBJECTIVES["latency"](figures).tolist() == [9.0, 9.5]
+    assert OBJECTIVES["serving"](figures, 0.0).tolist() == [5.0, 6.0]
+    assert OBJECTIVES["serving"](figures, 100.0).tolist() == [105.0, 106.0]
+    assert OBJECTIVES["latency"](figures, 100.0).tolist() == [9.0, 9.5]
 
 
 def test_an_objective_other_than_the_races_own_can_be_asked_for() -> None:

@@ -726,3 +726,27 @@ def test_a_strategy_that_would_end_the_process_is_one_that_raised(clock: Clock, 
     register(named("leaving", clear=clear))
     profile = measure(request(ScriptedDevice(costs(index_fill=10.0), clock), ["leaving"]))
     assert {entry.reason for entry in ineligible(profile, "leaving")} == {"raised"}
+
+
+def test_a_strategy_that_is_wrong_for_many_indices_only_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_hundred(_self: Any, target: Any) -> Any:
+        table = target.table
+        return lambda indices: table.index_fill_(0, indices.long()[:100], 0)
+
+    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
+    register_strategy(named("first_hundred", clear=first_hundred))
+    clock = Clock()
+    clock.rule(monkeypatch)
+    device = ScriptedDevice(lambda label, _count: 10.0 if label == DEFAULT else 5.0, clock)
+    profile = measure(request(device, ["first_hundred"]))
+    assert set.union(*winners(profile).values()) == {DEFAULT}
+    assert {(out.strategy, out.reason) for out in profile.evidence.ineligible} == {("first_hundred", "wrong_result")}
+
+
+def test_a_reason_that_is_none_in_words_is_the_strategys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
+    register_strategy(named("slip", unavailable=lambda _self, _target: False))
+    clock = Clock()
+    clock.rule(monkeypatch)
+    profile = measure(request(ScriptedDevice(lambda _label, _count: 10.0, clock), ["slip"]))
+    assert {(out.strategy, out.reason) for out in profile.evidence.ineligible} == {("slip", "raised")}

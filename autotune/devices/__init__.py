@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autotune.config import ConfigError
-from autotune.devices._base import Call, Device, Sample
+from autotune.devices._base import Arguments, Call, Device, Sample
 from autotune.devices.accelerator import CUDA, ROCM, XPU, open_accelerator, open_gpu
 from autotune.devices.auto import open_auto
 from autotune.devices.cpu import open_cpu
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Call", "Device", "Sample", "open_device", "open_torch_device", "register_device"]
+__all__ = ["Arguments", "Call", "Device", "Sample", "open_device", "open_torch_device", "register_device"]
 
 _OPENERS: dict[str, Callable[[int], Device]] = {
     "auto": open_auto,

@@ -54,6 +54,28 @@ class Device(ABC):
     def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
         """Call ``call(*arguments)`` for each of ``block``, and say what a call cost."""
 
+    def return_us(self, call: Call, block: Sequence[Arguments], kernels: int) -> float | None:
+        """Microseconds until ``block``'s calls have returned, behind so many long kernels that the device works on.
+
+        None where a call is done when it returns, and nothing can be queued ahead of it.
+        """
+        del call, block, kernels
+        return None
+
+    @property
+    def kernel_us(self) -> float:
+        """Microseconds that a long kernel takes, where they can be queued."""
+        return 0.0
+
+    def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:
+        """``call`` as a graph that can be replayed, None where the device has no graphs.
+
+        Raises:
+            Exception: whatever the device raises where the call cannot be captured.
+        """
+        del call
+        return None
+
     @abstractmethod
     def free_bytes(self) -> int | None:
         """Free memory in bytes, None where it cannot be told."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autotune.devices._base import Arguments, Call, Device, Sample
+from swa_alloc.backends import backend_of
 from swa_alloc.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from swa_alloc.operations import Objective
+
+
+# A long kernel lasts at least so many microseconds: a backlog of four is then far longer than any call and any jitter,
+# and a stall is told in milliseconds.
+_KERNEL_US = 125.0
+# A kernel of that scale works on 256 MiB where it works on memory at all; more would be too much to ask of a server.
+_MAX_SCALE = 4096
 
 
 class Accelerator(Device):
@@ -29,6 +38,7 @@ class Accelerator(Device):
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
+        self._backend = backend_of(device.type)
         self._begin = torch.Event(device, enable_timing=True)
         self._end = torch.Event(device, enable_timing=True)
 
@@ -54,20 +64,67 @@ class Accelerator(Device):
         for arguments in block:
             call(*arguments)
         returned = perf_counter_ns()
-        self._end.record()
-        self._end.synchronize()
-        device_us = self._begin.elapsed_time(self._end) * 1e3 / len(block)
-        self.synchronize()
+        device_us = self._elapsed_us() / len(block)
         single = perf_counter_ns()
         call(*block[0])
         self.synchronize()
         wall_us = (perf_counter_ns() - single) / 1e3
         return Sample((returned - start) / 1e3 / len(block), device_us, wall_us)
 
+    def return_us(self, call: Call, block: Sequence[Arguments], kernels: int) -> float | None:
+        """See ``Device.return_us``. A whole block, since a device with a task queue on the host returns early from one.
+
+        The backlog is finite: a call that waits for it waits no longer than that.
+        """
+        launch, kernel_us = self._long_kernel
+        if kernel_us < _KERNEL_US:
+            return None
+        self.synchronize()
+        for _ in range(kernels):
+            launch()
+        start = perf_counter_ns()
+        for arguments in block:
+            call(*arguments)
+        returned = perf_counter_ns()
+        self.synchronize()
+        return (returned - start) / 1e3
+
+    @property
+    def kernel_us(self) -> float:
+        """See ``Device.kernel_us``."""
+        return self._long_kernel[1]
+
+    def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:
+        """See ``Device.capture``."""
+        return None if self._backend.graph_class is None else self._backend.capture(call)
+
     def free_bytes(self) -> int | None:
         """See ``Device.free_bytes``."""
         module = torch.get_device_module(self.torch_device)
         return int(module.mem_get_info(self.torch_device)[0]) if hasattr(module, "mem_get_info") else None
+
+    @cached_property
+    def _long_kernel(self) -> tuple[Callable[[], Any], float]:
+        """What queues a long kernel, and its microseconds, as the device's own events see them."""
+        scale = 1
+        while True:
+            launch = self._backend.long_kernel(self.torch_device, scale)
+            launch()
+            kernel_us = min(self._timed_us(launch) for _ in range(3))
+            if kernel_us >= _KERNEL_US or scale >= _MAX_SCALE:
+                return launch, kernel_us
+            scale *= 2
+
+    def _timed_us(self, launch: Callable[[], Any]) -> float:
+        self.synchronize()
+        self._begin.record()
+        launch()
+        return self._elapsed_us()
+
+    def _elapsed_us(self) -> float:
+        self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) * 1e3
 
 
 def open_accelerator(device: torch.device) -> Device:

@@ -30,6 +30,8 @@ def open_auto(index: int) -> Device:
             return open_npu(index)
         except DeviceError as error:
             logger.info("no NPU: %s", error)
-    if torch.accelerator.is_available() and (found := torch.accelerator.current_accelerator()) is not None:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    # An NPU that torch_npu cannot use is still there.
+    if found is not None and found.type != "npu":
         return open_accelerator(torch.device(found.type, index))
     return open_cpu(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ def open_npu(index: int) -> Device:
             f"device=npu needs torch_npu, which is not installed; pip install torch_npu=={release} (its version must "
             "be PyTorch's)"
         )
+    # It tells each variable that it reads, in INFO lines among ours.
+    logging.getLogger("torch_npu").setLevel(logging.WARNING)
     try:
         import torch_npu  # noqa: F401 - its import registers the npu device with PyTorch
     except Exception as error:
@@ -44,4 +47,13 @@ def open_npu(index: int) -> Device:
             "torch_npu and CANN are there, but no NPU is; check that `npu-smi info` lists one and that "
             "ASCEND_RT_VISIBLE_DEVICES does not hide it"
         )
-    return open_accelerator(torch.device("npu", index))
+    try:
+        device = open_accelerator(torch.device("npu", index))
+        device.free_bytes()
+    except RuntimeError as error:
+        # The device is there, and torch_npu knows no such chip, or cannot start it.
+        if isinstance(error, DeviceError):
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise DeviceError(f"torch_npu cannot use NPU {index} ({reason}); check that it supports this chip") from error
+    return device

@@ -28,11 +28,8 @@ class TritonStrategy(Strategy):
     @classmethod
     def suggest(cls, trial: Trial) -> dict[str, Any]:
         """See ``Strategy.suggest``."""
-        return {
-            # Few, since each is compiled, for each index dtype and target, within the budget.
-            "block": trial.suggest_categorical("block", (256, 1024)),
-            "num_warps": trial.suggest_categorical("num_warps", (1, 4)),
-        }
+        # Two, since each is compiled, for each index dtype and target, within the budget.
+        return {"block": trial.suggest_categorical("block", (256, 1024))}
 
     def unavailable(self, target: Target) -> str | None:
         """See ``Strategy.unavailable``."""

@@ -18,6 +18,11 @@ class TensorTake(Strategy):
     operation = "translate"
     targets = frozenset({TOKEN})
 
+    def unavailable(self, target: Target) -> str | None:
+        """See ``Strategy.unavailable``."""
+        # Seen in torch_npu 2.13: it is none of the aclnn operators there, but one that CANN compiles at its first use.
+        return "Ascend compiles it while serving" if target.mapping.device.type == "npu" else None
+
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""
         return on_int64(target, target.table.take)
