@@ -171,9 +171,8 @@ class Search:
             contest.enter(racing)
             for label in racing:
                 self._know_stall(contest, label, bench, until)
-            self._note_all(contest, contest.screen(bench, request.settings.block_us, self._shuffler))
-            for label in list(contest.race.running):
                 self._know_capture(contest, label, bench)
+            self._note_all(contest, contest.screen(bench, request.settings.block_us, self._shuffler))
             contests.append(contest)
         return sorted(contests, key=lambda contest: contest.point.count)
 

@@ -143,7 +143,8 @@ class _Auditor(ABC):
         return self._own
 
     def _extending_swa_tail(self, prefix_lens: torch.Tensor, last_loc: torch.Tensor, **_others: Any) -> After:
-        self.judge(self._last_slots(last_loc, prefix_lens))
+        # Of several requests there is no tail, and the method itself says so.
+        self.judge(self._last_slots(last_loc, prefix_lens) if last_loc.numel() == 1 else [])
         return self._own
 
     def _decoding(self, seq_lens: torch.Tensor, last_loc: torch.Tensor, **_others: Any) -> After:
