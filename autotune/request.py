@@ -112,11 +112,13 @@ class Request:
         for path in self._candidates(directory, reuse):
             try:
                 profile = StrategyProfile.load(path)
-                profile.evidence  # noqa: B018 - read, since the report will need it
+                decided = profile.under(self.objective)
+                # Read, since the report will need it, and the file may have to be written again.
+                decided.document()
             except ProfileError:
                 continue
             if self._answered_by(profile, reuse):
-                return profile.under(self.objective), path
+                return decided, path
         return None
 
     def _candidates(self, directory: Path, reuse: Reuse) -> list[Path]:

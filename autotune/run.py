@@ -25,7 +25,7 @@ from autotune.report import print_report, write_report
 from autotune.sandbox import Sandbox
 from autotune.space import chosen_names
 from swa_alloc.dispatch import bind_choice
-from swa_alloc.errors import StrategyUnavailable
+from swa_alloc.errors import ProfileError, StrategyUnavailable
 from swa_alloc.profile import StrategyProfile
 from swa_alloc.selection import calls, pinned
 from swa_alloc.stores import user_directory
@@ -70,8 +70,11 @@ def calibrate_run(config: Config, overrides: tuple[str, ...], run_folder: Path) 
         make=lambda: (request.key, _pin(request, choices) if choices else _measure(request, config, run_folder)),
     )
     if outcome.reused and StrategyProfile.load(outcome.path).objective != outcome.profile.objective:
-        # Decided anew, from what was measured then; whoever finds it shall find that.
-        outcome.profile.save(outcome.path)
+        # Decided anew, from what was measured then; whoever finds it shall find that, where it can be written.
+        try:
+            outcome.profile.save(outcome.path)
+        except ProfileError as error:
+            logger.warning("the profile keeps its objective: %s", error)
     logger.info("%s %s", "reused" if outcome.reused else "saved", outcome.path)
     outcome.profile.save(run_folder / "profile.json")
     write_report(outcome, run_folder / "report.txt")

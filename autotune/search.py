@@ -15,7 +15,7 @@ from autotune.bench import Bench
 from autotune.contest import Contest
 from autotune.race import Race
 from autotune.sandbox import Sandbox
-from autotune.screening import Rejected, Screener
+from autotune.screening import Rejected, Screener, rejecting
 from autotune.space import Candidate, make_space
 from swa_alloc.evidence import Ineligible
 from swa_alloc.operations import OPERATIONS
@@ -155,13 +155,15 @@ class Search:
             self._budget.tick()
             # Checked with the most indices: what is too small for them serves few.
             self._admit(points[-1], candidate, bench, until)
+        for candidate in space.fixed:
+            if (points[0].kind, candidate.label) in self._admitted:
+                self._characterize(points, candidate, bench, until)
         entrants, failures = self._sort_out(points[0].kind, space.fixed)
         racing = [candidate.label for candidate in entrants if candidate.label not in failures]
         if not racing:
             return []
         contests: list[Contest] = []
-        # The ends first: there it is measured who waits for a backlog, before anybody is dropped for being slow.
-        for point in (points[0], *points[:0:-1]):
+        for point in points:
             if contests and monotonic() >= until:
                 break
             race = Race(racing[0], request.objective)
@@ -170,34 +172,40 @@ class Search:
                 contest.reject(label, Rejected(ineligible.reason, ineligible.detail))
             contest.enter(racing)
             for label in racing:
-                self._know_stall(contest, label, bench, until)
-                self._know_capture(contest, label, bench)
+                self._inform(contest, label)
             self._note_all(contest, contest.screen(bench, request.settings.block_us, self._shuffler))
             contests.append(contest)
-        return sorted(contests, key=lambda contest: contest.point.count)
+        return contests
 
-    def _know_stall(self, contest: Contest, label: str, bench: Bench, until: float) -> None:
-        """Have a contest know whether a candidate waits for a backlog."""
+    def _characterize(self, points: Sequence[Point], candidate: Candidate, bench: Bench, until: float) -> None:
+        """Find out, at the ends of a kind's sizes, who waits for a backlog, and who works in a captured graph.
+
+        A candidate is noted if it fails at that, or if it must be capturable and is not.
+        """
+        kind, label = points[0].kind, candidate.label
+        stalls = self._stalls.setdefault((kind, label), {})
+        try:
+            for point in (points[0], points[-1]):
+                if len(stalls) < _STALL_SIZES and point.count not in stalls and (monotonic() < until or not stalls):
+                    with rejecting():
+                        stall = stalls[point.count] = bench.stall(point, label)
+                    # A call that waits would end the capture with an error, and is known not to work.
+                    waits = stall is not None and stall.kind == "blocking"
+                    works = False if waits else bench.capturable(point, label)
+                    self._capturable[kind, label] = works and self._capturable.get((kind, label), True)
+            if self._request.require_capturable and self._capturable[kind, label] is False:
+                raise Rejected("not_capturable", "it does not work in a captured graph, and strategies must")  # noqa: TRY301 - noted as the other failures are
+        except Rejected as error:
+            self._note(kind, candidate, error)
+
+    def _inform(self, contest: Contest, label: str) -> None:
+        """Have a contest know what was found out of a candidate; sizes in between take the nearer end's answer."""
         point = contest.point
-        stalls = self._stalls.setdefault((point.kind, label), {})
-        if len(stalls) < _STALL_SIZES and point.count not in stalls and (monotonic() < until or not stalls):
-            stalls[point.count] = bench.stall(point, label)
+        stalls = self._stalls[point.kind, label]
         nearest = stalls[min(stalls, key=lambda count: abs(math.log(count / point.count)))]
         if nearest is not None:
             contest.know_stall(label, nearest, self._request.backlog_us)
-
-    def _know_capture(self, contest: Contest, label: str, bench: Bench) -> None:
-        """Have a contest know whether a candidate works in a captured graph, and drop it if it must and does not."""
-        point = contest.point
-        if (point.kind, label) not in self._capturable:
-            # A call that waits for the stream would end the capture with an error, and is known not to work.
-            waits = label in contest.stalls and contest.stalls[label].kind == "blocking"
-            self._capturable[point.kind, label] = False if waits else bench.capturable(point, label)
         contest.capturable[label] = self._capturable[point.kind, label]
-        if self._request.require_capturable and contest.capturable[label] is False:
-            refused = Rejected("not_capturable", "it does not work in a captured graph, and strategies must")
-            contest.reject(label, refused)
-            self._note(point.kind, contest.candidates[label], refused)
 
     def _admit(self, point: Point, candidate: Candidate, bench: Bench, until: float) -> None:
         """Check a candidate, unless its kind was screened before; bind it if it is right."""
@@ -268,9 +276,13 @@ class Search:
         for _ in range(_PROPOSALS):
             candidate = contest.ask()
             if candidate is not None and self._try(contest, candidate, bench.admit):
+                self._characterize((contest.point,), candidate, bench, monotonic())
+                failure = self._rejected.get((contest.point.kind, candidate.label))
+                if failure is not None:
+                    contest.reject(candidate.label, Rejected(failure.reason, failure.detail))
+                    continue
                 contest.join(candidate.label)
-                self._know_stall(contest, candidate.label, bench, monotonic())
-                self._know_capture(contest, candidate.label, bench)
+                self._inform(contest, candidate.label)
 
     def _try(self, contest: Contest, candidate: Candidate, action: Callable[[Point, Candidate], None]) -> bool:
         try:

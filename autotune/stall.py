@@ -51,19 +51,21 @@ class Stall:
 
 def measure_stall(device: Device, call: Call, block: Sequence[Arguments]) -> Stall | None:
     """The stall of a block of calls; None on a device on which nothing long enough can be queued ahead of them."""
+    if not device.kernel_us > 0:
+        return None
     shares: list[float] = []
     for pairs in range(1, _LOOKS[-1] + 1):
         short, long = device.return_us(call, block, _SHORT), device.return_us(call, block, _LONG)
         if short is None or long is None:
             return None
         share = (long - short) / (device.kernel_us * (_LONG - _SHORT))
-        if math.isfinite(share):
+        if math.isfinite(share) and min(short, long) > 0:
             shares.append(share)
-        if pairs not in _LOOKS or not shares:
+        if pairs not in _LOOKS or len(shares) < _LOOKS[0]:
             continue
         low, high = order_interval(shares)
         if high < _ASYNCHRONOUS:
             return Stall("asynchronous", low, high)
         if low > _BLOCKING:
             return Stall("blocking", low, high)
-    return Stall("partial", low, high) if shares else None
+    return Stall("partial", low, high) if len(shares) >= _LOOKS[0] else None

@@ -112,6 +112,11 @@ def select(
             raise error
         troubles.append(str(error))
 
+    try:
+        objective = _parse_objective(overrides.objective or os.environ.get(OBJECTIVE_VARIABLE))
+    except ProfileError as error:
+        tolerate(error)
+        objective = None
     pins: dict[Key, Choice] = {}
     wrong_pin = False
     for layer, pin in _pins(overrides):
@@ -126,7 +131,7 @@ def select(
     # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
     if not wrong_pin and any(key not in pins for key in wanted):
         found_profile = _find_profile(device, size, page_size, overrides, tolerate, remarks)
-        below = _from_profile(found_profile, overrides, tolerate) if found_profile else {}
+        below = _from_profile(found_profile, objective, tolerate) if found_profile else {}
     found = {**{key: default_choice(key, device.type) for key in wanted}, **below, **pins}
     return Selection({key: found[key] for key in wanted}, tuple(remarks), tuple(troubles))
 
@@ -200,7 +205,9 @@ def _parse_on_missing(value: str) -> OnMissing:
     raise ProfileError(f"on_missing is {value!r}; expected one of {', '.join(get_args(OnMissing))}")
 
 
-def _parse_objective(value: str) -> Objective:
+def _parse_objective(value: str | None) -> Objective | None:
+    if not value:
+        return None
     for known in get_args(Objective):
         if value == known:
             return known  # type: ignore[no-any-return]  # as above
@@ -241,7 +248,13 @@ def _find_profile(
     tolerate: Callable[[SWAAllocError], None],
     remarks: list[str],
 ) -> _Found | None:
-    here = fingerprint(device)
+    try:
+        here = fingerprint(device)
+    except SWAAllocError:
+        raise
+    except Exception as error:  # noqa: BLE001 - somebody else's backend must not stop a server
+        tolerate(ProfileError(f"the backend of {device.type} does not work: {type(error).__name__}: {error}"))
+        return None
     named = _named(overrides)
     if named is not None:
         layer, profile = named
@@ -307,14 +320,13 @@ def _when_missing(
             f"{' and '.join(str(store.directory) for store in stores())}"
             f"{'; ignored ' if ignored else ''}{'; ignored '.join(ignored)}); make one with `{command}`"
         )
-    if backend_of(device.type).capturing():
-        # To measure is to synchronize, which would end the capture with an error.
-        tolerate(CalibrationError(f"not calibrated: a graph is being captured; to measure by hand: `{command}`"))
-        return None
     # Needed by the first start on a machine, and by no other.
     from swa_alloc.startup import calibrate_at_startup
 
     try:
+        if backend_of(device.type).capturing():
+            # To measure is to synchronize, which would end the capture with an error.
+            raise CalibrationError("a graph is being captured")  # noqa: TRY301 - told as whatever else stands in the way
         profile, path = calibrate_at_startup(device, size, page_size)
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
         tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: `{command}`"))
@@ -323,13 +335,11 @@ def _when_missing(
 
 
 def _from_profile(
-    found: _Found, overrides: Overrides, tolerate: Callable[[SWAAllocError], None]
+    found: _Found, objective: Objective | None, tolerate: Callable[[SWAAllocError], None]
 ) -> Mapping[Key, Choice]:
     profile, layer, source = found
-    wanted = overrides.objective or os.environ.get(OBJECTIVE_VARIABLE)
     try:
-        if wanted:
-            profile = profile.under(_parse_objective(wanted))
+        profile = profile.under(objective or profile.objective)
     except ProfileError as error:
         tolerate(ProfileError(f"{source}: {error}"))
         return {}

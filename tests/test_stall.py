@@ -197,3 +197,38 @@ def test_a_blocking_call_is_not_tried_in_a_capture_which_it_would_end(monkeypatc
     profile = raced(monkeypatch, lambda label, _count: IDLE_US[label], objective="serving", captures=captures)
     assert "waits" not in tried
     assert {c.capturable for m in profile.evidence.measurements for c in m.candidates if c.label == "waits"} == {False}
+
+
+class Late(ScriptedDevice):
+    """``waits`` waits for the backlog from 512 indices on, and raises behind one where ``raises`` is set."""
+
+    raises = False
+
+    def return_us(self, call: Any, block: Any, kernels: int) -> float | None:
+        if getattr(call, "label", DEFAULT) != "waits":
+            return 10.0
+        if self.raises:
+            raise RuntimeError("device says no")
+        return 10.0 + (kernels * self.kernel_us if block[0][0].numel() >= 512 else 0.0)
+
+
+@pytest.mark.usefixtures("strategies")
+def test_who_waits_with_many_indices_only_is_not_capturable(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    clock.rule(monkeypatch)
+    device = Late(lambda label, _count: IDLE_US[label], clock, captures=lambda _label: True)
+    free = measure(request(device, ["waits", "goes_on"], objective="latency"))
+    assert {c.capturable for m in free.evidence.measurements for c in m.candidates if c.label == "waits"} == {False}
+    bound = measure(request(device, ["waits", "goes_on"], objective="latency", require_capturable=True))
+    assert set.union(*winners(bound).values()) == {"goes_on"}
+
+
+@pytest.mark.usefixtures("strategies")
+def test_a_call_that_raises_behind_a_backlog_is_one_strategys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    clock.rule(monkeypatch)
+    device = Late(lambda label, _count: IDLE_US[label], clock)
+    monkeypatch.setattr(Late, "raises", True)
+    profile = measure(request(device, ["waits", "goes_on"], objective="serving"))
+    assert set.union(*winners(profile).values()) == {"goes_on"}
+    assert {(out.strategy, out.reason) for out in profile.evidence.ineligible} == {("waits", "raised")}

@@ -24,9 +24,11 @@ def register_backend(cls: AnyBackend) -> AnyBackend:
     """Add a ``Backend`` subclass for a device type that is not built in; usable as a class decorator.
 
     Raises:
-        PoolError: there is one for its device type already.
+        PoolError: it is no such class, or there is one for its device type already.
     """
-    name = cls.device_type
+    name = getattr(cls, "device_type", None)
+    if not (isinstance(cls, type) and issubclass(cls, Backend) and isinstance(name, str)):
+        raise PoolError(f"{cls!r} is no subclass of swa_alloc.backends.Backend with a device_type")
     if name in _BUILTIN or _registered.get(name, cls) is not cls:
         raise PoolError(f"there is a backend for {name!r} already")
     _registered[name] = cls
@@ -50,6 +52,8 @@ def _load_entry_point(device_type: str) -> None:
 
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=device_type):
         try:
-            register_backend(entry_point.load())
-        except Exception as error:  # noqa: BLE001 - somebody else's package must not stop a server
+            found = register_backend(entry_point.load())
+            if found.device_type != device_type:
+                raise PoolError(f"its device_type is {found.device_type!r}")  # noqa: TRY301 - left out as the others are
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's package must not stop a server
             logger.warning("backend %r of entry point %r is left out: %s", device_type, entry_point.value, error)
