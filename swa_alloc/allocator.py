@@ -424,7 +424,7 @@ class SWATokenToKVPoolAllocator:
         if self._group is not None:
             self._group.swa_segments.append(slots)
         else:
-            self._give_back_swa(self._take(slots))
+            self._release_swa_now(slots)
 
     def free_full_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
         """``free_segment`` for slots whose SWA slots were given back before. Never synchronizes.
@@ -598,7 +598,7 @@ class SWATokenToKVPoolAllocator:
             # The others are other callers': each by itself.
             with ExitStack() as stack:
                 for slots in segments:
-                    stack.callback(self._take_later, group, slots)
+                    stack.callback(self._release_swa_now, slots)
 
     def _end_full(self, group: _FreeGroup) -> None:
         full = self.full_attn_allocator
@@ -647,12 +647,10 @@ class SWATokenToKVPoolAllocator:
         else:
             self.full_attn_allocator.free_page_ids(self.full_attn_allocator.pages_of_leaders(slots))
 
-    def _take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Read and clear the SWA side of ``[k]`` pages, each named by its first slot."""
-        return self._mapping.take_pages(self.full_attn_allocator.pages_of_leaders(slots))
-
-    def _take_later(self, group: _FreeGroup, slots: torch.Tensor) -> None:
-        group.swa_pages.append(self._take(slots))
+    def _release_swa_now(self, slots: torch.Tensor) -> None:
+        """Read, clear and give back the SWA side of ``[k]`` pages, each named by its first slot."""
+        pages = self.full_attn_allocator.pages_of_leaders(slots)
+        self._give_back_swa(self._mapping.take_pages(pages))
 
     def _give_back_swa(self, pages: torch.Tensor) -> None:
         """Give back SWA pages that nobody else holds, at the end of the free group if one is open."""

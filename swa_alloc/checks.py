@@ -232,10 +232,7 @@ class _Auditor(ABC):
         owned = self._state[self._pages(last_loc)] == _OWNED
         misplaced = (last_loc + 1 - lengths) % self._page_size != 0
         # Two requests may share a prefix, and then go on on pages of their own.
-        ordered, order = last_loc.sort()
-        shared = torch.zeros_like(begun)
-        shared[order[1:]] = ordered[1:] == ordered[:-1]
-        goes_on = (last_loc + 1) % self._page_size != 0
+        shared, goes_on = _repeated(last_loc), (last_loc + 1) % self._page_size != 0
         return [
             outside._replace(bad=outside.bad & begun),
             Finding(Violation.FOREIGN_PAGE, begun & ~outside.bad & ~owned, last_loc),
@@ -274,15 +271,11 @@ class _Auditor(ABC):
         """Pages that nobody owns, and last those that a set may name, and those that are named twice."""
         pages = self._pages(slots)
         inside, state = ~self._outside(slots).bad, self._state[pages]
-        # Sorting has a fixed shape, and so nothing waits for it.
-        ordered, order = pages.sort()
-        again = torch.zeros_like(inside)
-        again[order[1:]] = ordered[1:] == ordered[:-1]
         return [
             Finding(Violation.NEVER_ALLOCATED, inside & (state == _NEVER), slots),
             Finding(Violation.DOUBLE_FREE, inside & (state == _FREED), slots),
             Finding(Violation.DOUBLE_FREE, inside & (state == _IN_GROUP), slots),
-            Finding(Violation.DOUBLE_FREE, inside & again, slots),
+            Finding(Violation.DOUBLE_FREE, inside & _repeated(pages), slots),
         ]
 
     def _set_mapped(self, indices: torch.Tensor) -> list[Finding]:
@@ -388,6 +381,14 @@ class _AsyncAuditor(_Auditor):
 
 
 _AUDITORS: Mapping[str, type[_Auditor]] = MappingProxyType({"async": _AsyncAuditor, "strict": _StrictAuditor})
+
+
+def _repeated(values: torch.Tensor) -> torch.Tensor:
+    """``[k]`` bool: which of ``[k]`` values came before. Sorting has a fixed shape, and so nothing waits for it."""
+    ordered, order = values.sort()
+    again = torch.zeros_like(values, dtype=torch.bool)
+    again[order[1:]] = ordered[1:] == ordered[:-1]
+    return again
 
 
 def _checked(plain: Callable[..., Any], rule: Callable[..., After], report: Callable[[], None]) -> Callable[..., Any]:

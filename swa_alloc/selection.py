@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -113,7 +113,8 @@ def select(
         troubles.append(str(error))
 
     try:
-        objective = _parse_objective(overrides.objective or os.environ.get(OBJECTIVE_VARIABLE))
+        asked = overrides.objective or os.environ.get(OBJECTIVE_VARIABLE)
+        objective: Objective | None = _one_of(Objective, "objective", asked) if asked else None
     except ProfileError as error:
         tolerate(error)
         objective = None
@@ -198,20 +199,15 @@ def _served(name: str) -> list[Key]:
     return [key for key in _keys() if key[0] in owners and key[1] in strategy_class(key[0], name).targets]
 
 
-def _parse_on_missing(value: str) -> OnMissing:
-    for known in get_args(OnMissing):
-        if value == known:
-            return known  # type: ignore[no-any-return]  # get_args of a Literal gives its values
-    raise ProfileError(f"on_missing is {value!r}; expected one of {', '.join(get_args(OnMissing))}")
+def _one_of(choices: Any, name: str, value: object) -> Any:
+    """``value``, if it is one of a Literal's.
 
-
-def _parse_objective(value: str | None) -> Objective | None:
-    if not value:
-        return None
-    for known in get_args(Objective):
-        if value == known:
-            return known  # type: ignore[no-any-return]  # as above
-    raise ProfileError(f"objective is {value!r}; expected one of {', '.join(get_args(Objective))}")
+    Raises:
+        ProfileError: it is none of them.
+    """
+    if value in get_args(choices):
+        return value
+    raise ProfileError(f"{name} is {value!r}; expected one of {', '.join(get_args(choices))}")
 
 
 def _keys() -> list[Key]:
@@ -308,7 +304,8 @@ def _when_missing(
     pools = f"workload.size={size} workload.size_swa={size} workload.page_size={page_size}"
     command = f"python -m autotune device={where} workload=default {pools}"
     try:
-        on_missing = _parse_on_missing(overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate")
+        asked = overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate"
+        on_missing: OnMissing = _one_of(OnMissing, "on_missing", asked)
     except ProfileError as error:
         tolerate(error)
         on_missing = "default"

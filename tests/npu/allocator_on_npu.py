@@ -12,7 +12,7 @@ from swa_alloc import SWATokenToKVPoolAllocator
 
 # The contract's indices are made where the allocator's are, some of them when it is imported.
 torch.set_default_device("npu")
-from allocator_contract import AllocatorContract, Make  # noqa: E402
+from allocator_contract import AllocatorContract, Make  # noqa: E402 - after the default device, as said above
 
 # torch_npu's remark on its first remainder. It says nothing of us.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot create tensor with internal format")

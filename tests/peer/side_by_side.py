@@ -119,7 +119,7 @@ class SideBySide(RuleBasedStateMachine):
     @initialize(
         full_pages=st.integers(4, 24), swa_pages=st.integers(2, 16), need_sort=st.booleans(), reads=st.booleans()
     )
-    def start(self, full_pages: int, swa_pages: int, need_sort: bool, reads: bool) -> None:  # noqa: FBT001
+    def start(self, full_pages: int, swa_pages: int, need_sort: bool, reads: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
         self.sizes = (full_pages * self.page_size, swa_pages * self.page_size)
         self.theirs, self.ours = (
             Side(make(*self.sizes, self.page_size, need_sort=need_sort), self.page_size)
@@ -314,7 +314,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @precondition(lambda self: self.mapped)
     @rule(data=st.data(), plural=st.booleans())
-    def free_segment(self, data: st.DataObject, plural: bool) -> None:  # noqa: FBT001
+    def free_segment(self, data: st.DataObject, plural: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
         segments = self.draw_segments(data, self.mapped)
         self.free_rows("free_segments" if plural else "free_segment", segments, plural=plural)
         self.gone(segments)
@@ -326,7 +326,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @precondition(lambda self: self.released)
     @rule(data=st.data(), plural=st.booleans())
-    def free_full_segment(self, data: st.DataObject, plural: bool) -> None:  # noqa: FBT001
+    def free_full_segment(self, data: st.DataObject, plural: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
         segments = self.draw_segments(data, self.released)
         self.free_rows("free_full_segments" if plural else "free_full_segment", segments, plural=plural)
         self.gone(segments)
@@ -461,7 +461,7 @@ class SideBySide(RuleBasedStateMachine):
     # Any earlier, and no example gets far.
     @precondition(lambda self: self.steps > 12)
     @rule(data=st.data(), end=st.booleans())
-    def start_over(self, data: st.DataObject, end: bool) -> None:  # noqa: FBT001
+    def start_over(self, data: st.DataObject, end: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
         grouped = self.grouped
         if data.draw(st.booleans(), label="resize"):
             full, swa = (data.draw(st.integers(1, most // self.page_size), label="pages") for most in self.sizes)

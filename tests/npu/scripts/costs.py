@@ -30,7 +30,7 @@ def device_us(call: Callable[[], object], calls: int) -> float:
 
     def block() -> float:
         torch.npu.synchronize()
-        torch.npu._sleep(BACKLOG_US * 1000)  # noqa: SLF001 - PyTorch's name for it, too
+        torch.npu._sleep(BACKLOG_US * 1000)  # noqa: SLF001 - the one kernel of a known length - PyTorch's name for it, too
         begin.record()
         for _ in range(calls):
             call()
@@ -66,7 +66,7 @@ def host_us(call: Callable[[], object]) -> float:
 def returned_after_us(call: Callable[[], object], backlog_us: int) -> float:
     def once() -> float:
         torch.npu.synchronize()
-        torch.npu._sleep(backlog_us * 1000)  # noqa: SLF001
+        torch.npu._sleep(backlog_us * 1000)  # noqa: SLF001 - the one kernel of a known length
         start = perf_counter()
         call()
         return (perf_counter() - start) * 1e6
