@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from itertools import groupby
 from time import monotonic
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import optuna
 import torch
 
 from autotune.config import Calibration, Workload, load_group
-from autotune.contest import Contest
-from autotune.decide import Verdict, decisions, judge, worth_refining
+from autotune.contest.decide import decisions
+from autotune.contest.race import OBJECTIVES
+from autotune.contest.search import Budget, Progress, Search
+from autotune.contest.studies import quiet_optuna
 from autotune.devices import Device, open_device, open_torch_device
-from autotune.plan import Point, make_plan
-from autotune.race import OBJECTIVES, Race
 from autotune.request import Request
-from autotune.search import Budget, Progress, Search
-from autotune.workload import trace_of
+from autotune.traffic.plan import Plan, make_plan
+from autotune.traffic.workload import trace_of
 from swa_alloc.errors import CalibrationError, TraceError
-from swa_alloc.evidence import CandidateMeasurement, Evidence, Measurement
+from swa_alloc.evidence import Evidence, Measurement
 from swa_alloc.operations import OPERATIONS, Objective
-from swa_alloc.profile import Alternative, Decision, Provenance, StrategyProfile
+from swa_alloc.profile import Decision, Provenance, StrategyProfile
 from swa_alloc.strategies import names
+
+if TYPE_CHECKING:
+    import optuna
+
+Clock = Callable[[], float]
+Keep = Callable[[Measurement, Callable[[], StrategyProfile]], None]
 
 # Environment variables that bear on a run, by prefix.
 _RECORDED = ("SWA_ALLOC_", "AUTOTUNE_", "OMP_", "MKL_", "TRITON_", "CUDA_", "ASCEND_", "TASK_QUEUE_ENABLE")
-# Sizes halfway between two with different winners are added this often, if the budget has room.
-_REFINEMENTS = 2
-# Share of the budget that must be left for a refinement to be sound.
-_REFINE_SHARE = 0.25
 
 
 def calibrate(
@@ -45,14 +44,14 @@ def calibrate(
     Args:
         device: An opened device, a ``torch.device``, or a name as in ``conf/device``.
         workload: A workload, or a name as in ``conf/workload``.
-        budget_s: Most seconds spent on measuring; the ``startup`` preset's by default.
+        budget_s: Most seconds spent on measuring; the device's own by default.
 
     Returns:
         The profile; it is not saved.
 
     Raises:
         DeviceError: the device cannot be used.
-        CalibrationError: nothing could be measured.
+        CalibrationError: there is no room for a table.
         TraceError: the workload's trace cannot be used.
     """
     if isinstance(device, str):
@@ -77,68 +76,83 @@ def make_request(
     if workload.path is None:
         _check_room(device, workload.size, workload.page_size)
     config = {"workload": _plain(workload), "calibration": _plain(settings)}
+    defaults = {operation: OPERATIONS[operation].default_strategy(device.torch_device.type) for operation in strategies}
     trace = trace_of(workload)
     objective = device.default_objective
-    return Request(device, workload.name, trace, workload.backlog_us, objective, settings, strategies, config)
+    return Request(device, workload.name, trace, workload.backlog_us, objective, settings, strategies, defaults, config)
 
 
 def measure(
     request: Request,
+    *,
+    clock: Clock = monotonic,
     progress: Progress = lambda _used: None,
     studies: optuna.storages.BaseStorage | None = None,
+    known: Evidence = Evidence(),  # noqa: B008 - immutable
+    keep: Keep = lambda _measurement, _so_far: None,
 ) -> StrategyProfile:
-    """Carry out a request.
+    """Carry out a request, as far as its budget goes; what then is still unmeasured the profile says.
 
     Args:
         request: What to measure.
+        clock: Seconds that pass.
         progress: Told the share of the budget that is used, from 0 to 1.
         studies: Gets a copy of every Optuna study.
+        known: What was measured before and need not be measured again.
+        keep: Told each measurement as it comes, with a function that gives the profile as it stands then.
 
     Raises:
-        CalibrationError: there is no room for a table, or nothing could be measured in the time.
+        CalibrationError: there is no room for a table.
         TraceError: it holds no call of the operations that race.
     """
+    start = clock()
     _check_room(request.device, request.trace.size, request.trace.page_size)
-    budget = Budget(monotonic(), request.settings.budget_s, progress)
-    with _quiet_optuna(), request.device.selected():
-        search = Search(request, budget)
-        verdicts = _search(request, search, budget)
-        measuring_s = monotonic() - budget.start
+    plan = make_plan(request.trace, request.settings.sizes, request.strategies)
+    if not plan.points:
+        raise TraceError(
+            f"the workload's trace holds no call of {', '.join(request.strategies)}, and nothing else may race"
+        )
+    budget = Budget(clock, start, request.budget_s, progress)
+
+    def so_far() -> StrategyProfile:
+        return _profile(request, plan, search, clock() - start)
+
+    search = Search(request, plan, budget, known, lambda measurement: keep(measurement, so_far))
+    # A mode of the caller's, such as `with torch.device(...)`, would be on the way of every call that is timed.
+    # Nor may its tables be inference tensors, which an allocator's are not.
+    suspended = torch._C.DisableTorchFunction()  # noqa: SLF001 - PyTorch's own way to leave them out
+    with quiet_optuna(), suspended, torch.inference_mode(mode=False), request.device.selected():
+        search.run()
         if studies is not None:
             search.save_studies(studies)
-    if not any(verdict.contest.race.finishers() for verdict in verdicts):
-        failures = {entry.detail: entry.strategy for entry in search.ineligible if entry.reason != "unavailable"}
-        failed = "; ".join(f"{strategy}: {detail}" for detail, strategy in failures.items())
-        raise CalibrationError(
-            f"nothing could be measured within {request.settings.budget_s:g} s on {request.device.torch_device}; "
-            f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
-        )
-    contests = [verdict.contest for verdict in verdicts]
-    answers = {objective: _answer(contests, request.settings, objective, search) for objective in OBJECTIVES}
-    own_decisions, own_evidence = answers[request.objective]
+    return so_far()
+
+
+def _profile(request: Request, plan: Plan, search: Search, measuring_s: float) -> StrategyProfile:
+    """What is known by now, decided under every objective."""
+    evidence = search.evidence
+    rounds = sum(max((c.rounds for c in found.candidates), default=0) for found in evidence.measurements)
     return StrategyProfile(
         fingerprint=request.fingerprint,
         workload=request.workload,
         objective=request.objective,
-        decisions=own_decisions,
-        evidence=own_evidence,
-        provenance=_provenance(request, "measured", measuring_s),
-        # On a CPU all objectives are one.
-        alternatives=tuple(
-            Alternative(objective, *answer)
-            for objective, answer in answers.items()
-            if objective != request.objective and answer != answers[request.objective]
-        ),
+        answers={objective: _answer(request, plan, search, evidence, objective) for objective in OBJECTIVES},
+        evidence=evidence,
+        provenance=_provenance(request, "measured", measuring_s, rounds),
+        missing=search.missing,
     )
 
 
 def _answer(
-    contests: Sequence[Contest], settings: Calibration, objective: Objective, search: Search
-) -> tuple[tuple[Decision, ...], Evidence]:
+    request: Request, plan: Plan, search: Search, evidence: Evidence, objective: Objective
+) -> tuple[Decision, ...]:
     """What the races say under an objective."""
-    verdicts = _judge(contests, settings, objective)
-    decided = tuple(decision for _, group in groupby(verdicts, _kind) for decision in decisions(list(group)))
-    return decided, Evidence(tuple(_measurement(verdict) for verdict in verdicts), search.ineligible)
+    decided: list[Decision] = []
+    for kind in plan.kinds:
+        found = [measurement for measurement in evidence.measurements if measurement.kind == kind]
+        planned = [point.count for point in plan.points if point.kind == kind]
+        decided += decisions(found, objective, planned, request.defaults[kind.operation], search.labels(kind))
+    return tuple(decided)
 
 
 def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
@@ -147,13 +161,13 @@ def pin(request: Request, choices: Sequence[Decision]) -> StrategyProfile:
         fingerprint=request.fingerprint,
         workload=request.workload,
         objective=request.objective,
-        decisions=tuple(choices),
+        answers=dict.fromkeys(OBJECTIVES, tuple(choices)),
         evidence=Evidence(),
-        provenance=_provenance(request, "pinned", 0.0),
+        provenance=_provenance(request, "pinned", 0.0, 0),
     )
 
 
-def _provenance(request: Request, method: Literal["measured", "pinned"], measuring_s: float) -> Provenance:
+def _provenance(request: Request, method: Literal["measured", "pinned"], measuring_s: float, rounds: int) -> Provenance:
     """Where a profile made now comes from."""
     return Provenance(
         method=method,
@@ -161,7 +175,8 @@ def _provenance(request: Request, method: Literal["measured", "pinned"], measuri
         measuring_s=round(measuring_s, 3),
         request=request.digest,
         effort=request.effort,
-        config=dict(request.config),
+        rounds=rounds,
+        config={**request.config, "step": dict(request.device.step)},
         overrides=request.overrides,
         environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)},
     )
@@ -182,106 +197,5 @@ def _check_room(device: Device, size: int, page_size: int) -> None:
         )
 
 
-def _search(request: Request, search: Search, budget: Budget) -> list[Verdict]:
-    plan = make_plan(request.trace, request.settings.sizes, request.strategies)
-    if not plan:
-        raise TraceError(
-            f"the workload's trace holds no call of {', '.join(request.strategies)}, and nothing else may race"
-        )
-    contests = search.run(plan)
-    verdicts = _judge(contests, request.settings, request.objective)
-    for _ in range(_REFINEMENTS):
-        points = _between(verdicts)
-        if not points or budget.left_s < _REFINE_SHARE * budget.seconds:
-            break
-        contests += search.run(points)
-        verdicts = _judge(contests, request.settings, request.objective)
-    return verdicts
-
-
-def _judge(contests: Sequence[Contest], settings: Calibration, objective: Objective) -> list[Verdict]:
-    ordered = sorted(contests, key=lambda contest: (contest.point.kind, contest.point.count))
-    by_kind = groupby(ordered, lambda contest: contest.point.kind)
-    return [verdict for _, group in by_kind for verdict in judge(list(group), settings, objective)]
-
-
-def _between(verdicts: Sequence[Verdict]) -> list[Point]:
-    """Points to add where neighbours have different winners, laid out as the smaller neighbour."""
-    points = []
-    for _, group in groupby(verdicts, _kind):
-        of_kind = list(group)
-        for count in worth_refining(of_kind):
-            below = max((v.contest.point for v in of_kind if v.contest.point.count < count), key=lambda p: p.count)
-            points.append(replace(below, count=count, weight=0.0))
-    return [replace(point, share=1 / len(points)) for point in points]
-
-
-def _kind(verdict: Verdict) -> Any:
-    return verdict.contest.point.kind
-
-
-def _measurement(verdict: Verdict) -> Measurement:
-    contest, race = verdict.contest, verdict.race
-    point = contest.point
-    took_part = [label for label in contest.candidates if label in race.running or label in contest.pruned]
-    measured = [label for label in took_part if race.measured(label)]
-    return Measurement(
-        *point.kind,
-        indices=point.count,
-        layout=point.layout,
-        weight=_rounded(point.weight),
-        margin=_rounded(verdict.margin),
-        noise_floor=_rounded(race.noise_floor),
-        ties=tuple(sorted(verdict.ties)),
-        candidates=tuple(sorted((_candidate(contest, race, label) for label in measured), key=_rank)),
-    )
-
-
-def _candidate(contest: Contest, race: Race, label: str) -> CandidateMeasurement:
-    candidate, stall = contest.candidates[label], contest.stalls.get(label)
-    series, ratio = race.series[label], race.ratio(label, race.default)
-    host_us, device_us, wall_us = series.medians()
-    return CandidateMeasurement(
-        strategy=candidate.name,
-        params=dict(candidate.params),
-        host_us=_rounded(host_us),
-        device_us=_rounded(device_us),
-        wall_us=_rounded(wall_us),
-        stall=stall.kind if stall else None,
-        stall_low=_rounded(stall.low) if stall else None,
-        stall_high=_rounded(stall.high) if stall else None,
-        stall_us=_rounded(series.stall_us),
-        capturable=contest.capturable.get(label),
-        p90_us=_rounded(race.percentile_90(label)),
-        ratio=_rounded(ratio.median) if ratio else None,
-        ratio_low=_rounded(ratio.low) if ratio else None,
-        ratio_high=_rounded(ratio.high) if ratio else None,
-        rounds=len(series.figures),
-        dropped=series.dropped,
-        state="complete" if label in race.running else "pruned",
-    )
-
-
-def _rounded(value: float) -> float:
-    """Five significant digits: more than any of these times has, and half the bytes that a start has to read."""
-    return float(f"{value:.5g}")
-
-
-def _rank(measurement: CandidateMeasurement) -> tuple[bool, float]:
-    unpaired = measurement.ratio is None
-    return unpaired, measurement.cost_us("latency") if measurement.ratio is None else measurement.ratio
-
-
 def _plain(settings: Any) -> dict[str, Any]:
     return {name: getattr(value, "value", value) for name, value in asdict(settings).items()}
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Keep Optuna from logging a line a study, in a server's log above all."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)

@@ -1,4 +1,4 @@
-"""The schema of conf/: every key, its type, its default and its range, as the frozen types that the rest works with."""
+"""The configuration: every key, its type, its default and its range, as the frozen types that the rest works with."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class Task(Enum):
 class Format(Enum):
     """What stdout carries."""
 
-    table = "table"
-    json = "json"
+    table = "table"  # for people
+    json = "json"  # for machines
 
 
 class Reuse(Enum):
     """Which saved profile makes measuring unnecessary."""
 
-    exact = "exact"
-    compatible = "compatible"
-    never = "never"
+    exact = "exact"  # measured with as much effort, for this very request, on this very machine and software
+    compatible = "compatible"  # a patch-level difference in software is no reason to measure
+    never = "never"  # measure anew, whatever there is
 
 
-class Storage(Enum):
+class Studies(Enum):
     """Where the Optuna studies go."""
 
-    memory = "memory"
+    memory = "memory"  # keeps none
     journal = "journal"  # study.journal in the run folder, for optuna-dashboard
 
 
@@ -68,9 +68,14 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """conf/device: ``kind`` is a name in ``autotune.devices``, ``index`` the number of the device of that kind."""
+    """The device that is measured.
 
-    kind: str = MISSING
+    Attributes:
+        kind: A name in ``autotune.devices``; ``auto`` is an accelerator if there is one, else the CPU.
+        index: Which of several devices of that kind.
+    """
+
+    kind: str = "auto"
     index: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +85,9 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class Workload:
-    """conf/workload: the traffic that an engine sees and the pools that it runs on.
+    """The traffic that an engine sees, and the pools that it runs on.
+
+    The defaults are what an allocator assumes that calibrates at its start, and knows nothing but its own pools.
 
     Attributes:
         name: For people, and in the profile's file name.
@@ -90,12 +97,11 @@ class Workload:
         size_swa: Slots in the SWA pool.
         page_size: Slots in a page.
         window: Tokens that a sliding-window layer looks back.
-        full_layers: Full-attention layers of the model.
-        swa_layers: Sliding-window layers of the model.
         running_requests: Requests that decode at the same time, where the pools have room.
         prompt_tokens: Mean prompt length; lengths are uniform within half of it on either side.
         output_tokens: Mean output length, spread likewise.
-        prefill_chunk: Tokens that one prefill step adds to a request.
+        prefill_chunk: Tokens that one prefill step adds to a request; 8192 is SGLang's default for 80 to 160 GB of
+            memory.
         eviction_interval: Tokens by which a request outgrows its window before the slots behind it are freed; 128 is
             SGLang's SGLANG_SWA_EVICTION_INTERVAL.
         decode_steps: Steps that are played.
@@ -105,33 +111,30 @@ class Workload:
     name: str = MISSING
     path: str | None = None
     caller: Caller = Caller.sglang
-    size: int = MISSING
-    size_swa: int = MISSING
-    page_size: int = MISSING
-    window: int = MISSING
-    full_layers: int = MISSING
-    swa_layers: int = MISSING
-    running_requests: int = MISSING
-    prompt_tokens: int = MISSING
-    output_tokens: int = MISSING
-    prefill_chunk: int = MISSING
+    size: int = 1 << 20
+    size_swa: int = 1 << 19
+    page_size: int = 1
+    window: int = 1024
+    running_requests: int = 64
+    prompt_tokens: int = 2048
+    output_tokens: int = 512
+    prefill_chunk: int = 8192
     eviction_interval: int = 128
-    decode_steps: int = MISSING
-    backlog_us: float = MISSING
+    decode_steps: int = 512
+    backlog_us: float = 15_000
 
     def __post_init__(self) -> None:
         """Check ranges, and that pages divide pools."""
-        counts = ("size", "size_swa", "page_size", "window", "full_layers", "swa_layers", "running_requests")
+        pools = ("size", "size_swa", "page_size", "window", "running_requests")
         tokens = ("prompt_tokens", "output_tokens", "prefill_chunk", "eviction_interval", "decode_steps")
-        _at_least(1, "workload", **{name: getattr(self, name) for name in (*counts, *tokens)})
+        _at_least(1, "workload", **{name: getattr(self, name) for name in (*pools, *tokens)})
         _at_least(0, "workload", backlog_us=self.backlog_us)
-        if isinstance(self.name, str) and self.name != MISSING and not self.name.replace("-", "_").isidentifier():
+        if self.name != MISSING and not self.name.replace("-", "_").isidentifier():
             raise ConfigError(f"workload.name must be letters, digits, - and _ (it names a file), not {self.name!r}")
         if self.path == "":
             raise ConfigError("workload=trace needs a recorded trace; add workload.path=FILE")
         for name in ("size", "size_swa"):
-            # OmegaConf builds the schema's node from an instance without values.
-            if self.page_size != MISSING and getattr(self, name) % self.page_size:
+            if getattr(self, name) % self.page_size:
                 raise ConfigError(
                     f"workload.{name} must be a multiple of workload.page_size {self.page_size}, "
                     f"not {getattr(self, name)}"
@@ -140,56 +143,58 @@ class Workload:
 
 @dataclass(frozen=True)
 class Calibration:
-    """conf/calibration: how much is measured, and when a difference counts.
+    """How much is measured, and when a difference counts. The defaults are quick enough for a server that is starting.
 
     Attributes:
-        budget_s: Most seconds spent on measuring.
-        sizes: Most numbers of indices that are timed for each target and index dtype.
-        passes: Freshly allocated tables that each race is run on.
-        rounds: Most rounds of a race on each table.
-        block_us: Length of a sample, in microseconds; calls are repeated to fill it.
-        switch_margin: Fraction by which another strategy must beat the default, for up to 128 indices.
-        switch_margin_large: The same beyond 128 indices, where processes differ more.
+        budget_s: Most seconds spent on measuring; None for the device's own, 5 on a CPU and 15 on accelerators.
+        sizes: Most numbers of indices that are timed for each kind of call, those that refine borders apart.
+        tables: Most freshly allocated tables that a race is spread over; fewer where they are large.
+        rounds: Most rounds of a race.
+        block_us: Length of a hot sample, in microseconds; calls are repeated to fill it.
+        switch_margin: Fraction by which another strategy must beat the default. Where fresh processes differ by more,
+            as on a CPU beyond 128 indices, the device adds to it.
         call_limit_s: Seconds beyond which one call makes a strategy ineligible.
         wait_s: Seconds beyond the budget to wait for another process that is measuring.
-        force: Measure even where a saved profile would do.
-        storage: Where the Optuna studies go.
         seed: Of the random orders and indices.
     """
 
-    budget_s: float = MISSING
-    sizes: int = MISSING
-    passes: int = MISSING
-    rounds: int = MISSING
-    block_us: float = 60.0
+    budget_s: float | None = None
+    sizes: int = 6
+    tables: int = 4
+    rounds: int = 384
+    block_us: float = 30.0
     switch_margin: float = 0.03
-    switch_margin_large: float = 0.05
     call_limit_s: float = 0.5
-    wait_s: float = 30.0
-    force: bool = False
-    storage: Storage = Storage.memory
+    wait_s: float = 120.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        # Eight rounds are the fewest that have a 99 % interval; three sizes are the ends and the heaviest. The upper
+        # Eight rounds are the fewest that have a 99 % interval; three sizes are the ends and one between. The upper
         # ends are where a typo begins.
-        _within(0.1, _DAY_S, "calibration", budget_s=self.budget_s)
+        _within(0.01, _DAY_S, "calibration", budget_s=self.budget_s)
         _within(3, 64, "calibration", sizes=self.sizes)
-        _within(1, 1000, "calibration", passes=self.passes)
-        _within(8, 10_000, "calibration", rounds=self.rounds)
+        _within(1, 1000, "calibration", tables=self.tables)
+        _within(8, 100_000, "calibration", rounds=self.rounds)
         _within(1, 1e6, "calibration", block_us=self.block_us)
         _within(0.001, _DAY_S, "calibration", call_limit_s=self.call_limit_s)
         _within(0, _DAY_S, "calibration", wait_s=self.wait_s)
         _at_least(0, "calibration", seed=self.seed)
-        for name in ("switch_margin", "switch_margin_large"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"calibration.{name} must lie in [0, 1), not {getattr(self, name)}")
+        if not 0 <= self.switch_margin < 1:
+            raise ConfigError(f"calibration.switch_margin must lie in [0, 1), not {self.switch_margin}")
 
 
 @dataclass(frozen=True)
 class Strategies:
-    """Which strategies race, or which one is pinned."""
+    """Which strategies race, or which one is pinned.
+
+    Attributes:
+        include: Names that race; None is every one that is installed. An operation left with none keeps its default.
+        exclude: Names that do not.
+        pin: A choice to write a profile with, measuring nothing: ``NAME``, ``NAME(param=value)``, or
+            ``clear.token=NAME,set.page=NAME``.
+        require_capturable: Leave out whatever does not work in a captured graph (CUDAGraph, NPUGraph, XPUGraph).
+    """
 
     include: list[str] | None = None
     exclude: list[str] = field(default_factory=list)
@@ -199,7 +204,12 @@ class Strategies:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Where profiles live, and when a saved one will do."""
+    """Where profiles live, and when a saved one will do.
+
+    Attributes:
+        dir: Where they are saved and reused; None is SWA_ALLOC_PROFILE_DIR, else the user's cache.
+        reuse: What makes measuring unnecessary.
+    """
 
     dir: str | None = None
     reuse: Reuse = Reuse.exact
@@ -207,7 +217,7 @@ class ProfileConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """conf/config.yaml."""
+    """Everything that a run is told."""
 
     device: DeviceConfig = field(default_factory=DeviceConfig)
     workload: Workload = field(default_factory=Workload)
@@ -217,6 +227,7 @@ class Config:
     objective: Objective = Objective.auto
     task: Task = Task.calibrate
     format: Format = Format.table
+    studies: Studies = Studies.memory
 
 
 def conf_dir() -> Path:
@@ -285,11 +296,8 @@ def _layers(folder: Path, name: str) -> list[Any]:
         raise ConfigError(f"there is no {folder.name} named {name!r}; known: {known}")
     own: Any = OmegaConf.load(path)
     layers: list[Any] = []
-    for entry in own.pop("defaults"):
-        if entry == "_self_":
-            layers.append(own)
-        elif entry != "_base_":  # the schema, which the caller merges into
-            layers += _layers(folder, entry)
+    for entry in own.pop("defaults", ["_self_"]):
+        layers += [own] if entry == "_self_" else _layers(folder, entry)
     return layers
 
 

@@ -1,27 +1,42 @@
-"""Once a machine: of several processes that want the same profile one measures, and the others load what it saved."""
+"""Once a machine: of several processes that want the same profile one measures, and the others take what it found."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from autotune.journal import Journal, discard
 from swa_alloc.errors import CalibrationError, ProfileError
-from swa_alloc.profile import StrategyProfile
+from swa_alloc.evidence import Evidence
+from swa_alloc.profile import FILE_SUFFIX, IN_VAIN, StrategyProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from autotune.calibrate import Keep
+    from autotune.request import Request
+    from swa_alloc.evidence import Measurement
 
 logger = logging.getLogger(__name__)
 
-Answer = tuple[StrategyProfile, "Path"]
+Answer = tuple[StrategyProfile, Path]
+
+# What file systems without locks answer.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+# A profile of what is decided so far is saved this often, in seconds; a line of the journal, for each race, costs less.
+_SAVE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,93 +45,231 @@ class Outcome:
 
     Attributes:
         profile: The profile.
-        path: Where it is saved.
+        path: Where it is saved; None where it could not be.
         reused: Whether it was there before.
         replaced: How and when the profile was made that it took the place of, if it did.
+        unsaved: Why it could not be saved, if it was not.
     """
 
     profile: StrategyProfile
-    path: Path
+    path: Path | None
     reused: bool
     replaced: str | None = None
+    unsaved: str | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """A calibration that was broken off; says in one line what of it is left."""
 
 
 def calibrate_once(
-    directory: Path,
-    device_type: str,
+    directory: Path | None,
+    device: torch.device,
     wait_s: float,
     saved: Callable[[], Answer | None],
-    make: Callable[[], tuple[str, StrategyProfile]],
+    serving: Callable[[], Answer | None],
+    make: Callable[[Path | None], StrategyProfile],
 ) -> Outcome:
-    """The profile that ``saved`` finds, else the one that ``make`` makes, saved to ``directory``.
+    """The profile that ``saved`` finds, else the one that ``make`` makes, saved to ``directory`` where it can be.
 
     Args:
-        directory: The store.
-        device_type: What is measured; one process at a time measures it, since two would disturb each other.
+        directory: The store; None where there is none.
+        device: What is measured; one process at a time measures it, since two would disturb each other.
         wait_s: Seconds to wait for another process.
-        saved: Looks for a profile that will do.
-        make: Gives a file name without suffix, and the profile.
+        saved: Looks for a profile that makes measuring unnecessary.
+        serving: Looks for one that would serve, complete or not: a process that has waited for another takes that.
+        make: Gives a profile; passed the store, where it can be written.
 
     Raises:
-        CalibrationError: another process has held the lock for too long.
-        ProfileError: ``directory`` cannot be written.
+        CalibrationError: another process has held the lock for too long, or nothing could be measured.
     """
     if (found := saved()) is not None:
-        return Outcome(*found, reused=True)
-    with _lock(directory, device_type, wait_s):
-        # Whoever held the lock before may have made it.
-        if (found := saved()) is not None:
-            return Outcome(*found, reused=True)
-        name, profile = make()
-        path = directory / f"{name}.json"
+        return _reused(*found)
+    unwritable = "there is no store to save it to" if directory is None else _unwritable(directory)
+    if directory is None or unwritable is not None:
+        profile = make(None)
+        _check_decided(profile)
+        return Outcome(profile, None, reused=False, unsaved=unwritable)
+    with _lock(directory, device, wait_s) as waited:
+        if (found := serving() if waited else saved()) is not None:
+            return _reused(*found)
+        profile = make(directory)
+        path = directory / profile.file_name
+        if not profile.complete and _complete(path):
+            _check_decided(profile)
+            stands = f"it is incomplete, and the earlier profile in {path} is not; the same command goes on from here"
+            return Outcome(profile, None, reused=False, unsaved=stands)
         replaced = _how_made(path)
-        return Outcome(profile, profile.save(path), reused=False, replaced=replaced)
+        try:
+            profile.save(path)
+        except ProfileError as error:
+            _check_decided(profile)
+            return Outcome(profile, None, reused=False, unsaved=str(error))
+        if profile.complete:
+            discard(_journal_path(path))
+        _check_decided(profile)
+        return Outcome(profile, path, reused=False, replaced=replaced)
+
+
+def measure_into(
+    directory: Path | None,
+    request: Request,
+    measure: Callable[[Evidence, Keep], StrategyProfile],
+    *,
+    from_start: bool = False,
+) -> StrategyProfile:
+    """Measure, keeping in ``directory`` what is decided as it comes; goes on where an interrupted run broke off.
+
+    Args:
+        directory: The store; None keeps nothing.
+        request: What is measured.
+        measure: Measures it, given what is known already, and told of each measurement.
+        from_start: Whether what an interrupted run has left is thrown away.
+
+    Raises:
+        Interrupted: Ctrl-C or its like, with a line that says what is kept.
+    """
+    path = None if directory is None else directory / request.file_name
+    journal = Journal(None if path is None else _journal_path(path), request.subject)
+    known = Evidence() if from_start else journal.begun()
+    standing = path is not None and _complete(path)
+    last_s = monotonic()
+    latest: Callable[[], StrategyProfile] | None = None
+
+    def keep(measurement: Measurement, so_far: Callable[[], StrategyProfile]) -> None:
+        nonlocal last_s, latest
+        latest = so_far
+        journal.append(measurement)
+        if path is not None and not standing and monotonic() - last_s > _SAVE_EVERY_S:
+            with suppress(ProfileError):
+                so_far().save(path)
+            last_s = monotonic()
+
+    journal.start(known)
+    try:
+        profile = measure(known, keep)
+    except KeyboardInterrupt as error:
+        journal.close()
+        if path is not None and not standing and latest is not None:
+            with suppress(ProfileError):
+                latest().save(path)
+        raise Interrupted(_what_is_left(path, standing=standing, kept=latest is not None)) from error
+    except BaseException:
+        journal.close()
+        raise
+    journal.close()
+    return profile if profile.complete or latest is not None else _in_vain(profile)
+
+
+def _in_vain(profile: StrategyProfile) -> StrategyProfile:
+    """An incomplete profile to which a whole budget has added nothing; as long a budget need not try again."""
+    made = profile.provenance
+    effort = {**made.effort, IN_VAIN: made.effort["budget_s"]}
+    return StrategyProfile(
+        fingerprint=profile.fingerprint,
+        workload=profile.workload,
+        objective=profile.objective,
+        answers=profile.answers,
+        evidence=profile.evidence,
+        provenance=made._replace(effort=effort),
+        missing=profile.missing,
+    )
+
+
+def _what_is_left(path: Path | None, *, standing: bool, kept: bool) -> str:
+    earlier = f"the earlier profile stands in {path}" if standing else "nothing is saved"
+    if path is None or not kept:
+        return f"interrupted; {earlier}"
+    whole = f"; {earlier}" if standing else f", and serves from {path}"
+    return f"interrupted; what was decided so far is kept{whole}; the same command goes on from there"
+
+
+def _reused(profile: StrategyProfile, path: Path) -> Outcome:
+    _check_decided(profile)
+    return Outcome(profile, path, reused=True)
+
+
+def _journal_path(path: Path) -> Path:
+    return path.with_name(f"{path.name.removesuffix(FILE_SUFFIX)}.journal-2.jsonl")
+
+
+def _check_decided(profile: StrategyProfile) -> None:
+    """See that there is anything to serve. A profile without is saved all the same, so that nobody tries again.
+
+    Raises:
+        CalibrationError: nothing could be measured.
+    """
+    if not profile.decisions:
+        budget_s = profile.provenance.effort.get("budget_s", 0.0)
+        failures = {
+            entry.detail: entry.strategy for entry in profile.evidence.ineligible if entry.reason != "unavailable"
+        }
+        failed = "; ".join(f"{strategy}: {detail}" for detail, strategy in failures.items())
+        raise CalibrationError(
+            f"nothing could be measured within {budget_s:g} s on {profile.fingerprint.device_type}; "
+            f"raise calibration.budget_s{f' ({failed})' if failed else ''}"
+        )
+
+
+def _complete(path: Path) -> bool:
+    try:
+        return StrategyProfile.load(path).complete
+    except ProfileError:
+        return False
 
 
 def _how_made(path: Path) -> str | None:
     try:
-        standing = StrategyProfile.load(path).provenance
+        standing = StrategyProfile.load(path)
     except ProfileError:
         return None
-    return f"{standing.method} on {standing.created}"
+    made = standing.provenance
+    return f"{made.method} on {made.created}" if standing.complete else None
 
 
 @contextmanager
-def _lock(directory: Path, device_type: str, wait_s: float) -> Iterator[None]:
-    _check_writable(directory)
-    # The operating system drops the lock when its holder dies, however it dies.
-    lock = FileLock(directory / f".{device_type}.lock")
+def _lock(directory: Path, device: torch.device, wait_s: float) -> Iterator[bool]:
+    """Hold what is measured, this host's device; gives whether another process had it first."""
+    # Several hosts may share a store, and none of them disturbs another.
+    name = "-".join([socket.gethostname(), device.type, *([] if device.index is None else [str(device.index)])])
+    path = directory / f".{name}.lock"
+    # The operating system drops the lock when its holder dies, however it dies. Other users of the store need it, too.
+    lock = FileLock(path, mode=0o666)
+    waited = False
     try:
         try:
             lock.acquire(timeout=0)
         except Timeout:
+            waited = True
             logger.info("waiting for another process that measures this device")
             lock.acquire(timeout=wait_s)
+        with suppress(OSError):
+            path.chmod(0o666)  # whatever the umask is
     except Timeout as error:
         raise CalibrationError(
             f"another process has been measuring for more than {wait_s:g} s (it holds {lock.lock_file})"
         ) from error
-    except OSError as error:
-        raise ProfileError(f"profile folder {directory} cannot be locked: {error.strerror or error}") from error
+    except (OSError, NotImplementedError) as error:
+        # filelock turns ENOSYS into NotImplementedError.
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise ProfileError(f"profile folder {directory} cannot be locked: {error.strerror or error}") from error
+        logger.warning("%s has no locks: if other processes calibrate now, they disturb this one", directory)
     try:
-        yield
+        yield waited
     finally:
         lock.release()
 
 
-def _check_writable(directory: Path) -> None:
-    """Find out before measuring, not after.
-
-    Raises:
-        ProfileError: no file can be made in ``directory``.
-    """
+def _unwritable(directory: Path) -> str | None:
+    """Why no file can be made in ``directory``, found out before measuring; None where one can."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=directory, prefix=".probe.")
         os.close(handle)
         os.unlink(name)  # noqa: PTH108 - the name that mkstemp gave
     except OSError as error:
-        raise ProfileError(
+        return (
             f"profile folder {directory} cannot be written: {error.strerror or error}; "
             "choose another with profile.dir=... or SWA_ALLOC_PROFILE_DIR"
-        ) from error
+        )
+    return None

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.config import Calibration, Reuse
+from swa_alloc import _json
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
 from swa_alloc.operations import OPERATIONS, Objective, Target, empty_mapping
-from swa_alloc.profile import ProfileWorkload, StrategyProfile, digest, profile_key
+from swa_alloc.profile import IN_VAIN, ProfileWorkload, StrategyProfile, digest, file_name
+from swa_alloc.stores import Store
 from swa_alloc.strategies import create
 
 if TYPE_CHECKING:
     from autotune.devices import Device
     from swa_alloc.trace import Trace
 
+# The budget that has added nothing to an incomplete profile.
 # What more of makes a profile better and never worse: a thorough profile answers a quick request.
-_EFFORT = ("budget_s", "sizes", "passes", "rounds")
+_EFFORT = ("sizes", "tables", "rounds")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Request:
         objective: What is minimized.
         settings: How much is measured.
         strategies: Names of the strategies that race, by operation.
+        defaults: Names of those that serve where nothing was measured, by operation.
         config: The configuration behind all this, for the record.
         overrides: The command's overrides, for the record.
         require_capturable: Whether strategies must work in a captured graph.
@@ -50,6 +54,7 @@ class Request:
     objective: Objective
     settings: Calibration
     strategies: Mapping[str, tuple[str, ...]]
+    defaults: Mapping[str, str]
     config: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
     require_capturable: bool = False
@@ -80,15 +85,15 @@ class Request:
         return {who: reason for who, reason in reasons.items() if isinstance(reason, str)}
 
     @property
-    def key(self) -> str:
-        """File name, without suffix, of the profile that answers it."""
-        return profile_key(self.fingerprint, self.workload)
+    def file_name(self) -> str:
+        """Of the profile that answers it."""
+        return file_name(self.fingerprint, self.workload)
 
     @property
     def digest(self) -> str:
         """What must be equal for a saved profile to answer, besides fingerprint and workload."""
         settings = self.settings
-        rules = [settings.switch_margin, settings.switch_margin_large, settings.call_limit_s, settings.block_us]
+        rules = [settings.switch_margin, settings.call_limit_s, settings.block_us]
         # What has become available since, as Triton does when it is installed, has not been measured.
         racing = [
             [operation, name]
@@ -100,31 +105,45 @@ class Request:
         return digest([racing, rules, self.require_capturable])
 
     @property
+    def budget_s(self) -> float:
+        """Most seconds spent on measuring."""
+        configured = self.settings.budget_s
+        return self.device.budget_s if configured is None else configured
+
+    @property
     def effort(self) -> dict[str, float]:
         """How much is measured; a profile made with at least as much will do."""
-        return {name: float(getattr(self.settings, name)) for name in _EFFORT}
+        return {name: float(getattr(self.settings, name)) for name in _EFFORT} | {"budget_s": self.budget_s}
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """What must be equal for an interrupted calibration to be taken up again; the time for it may differ."""
+        return {
+            "journal": 2,
+            "fingerprint": _json.plain(self.fingerprint),
+            "workload": _json.plain(self.workload),
+            "request": self.digest,
+            "effort": {name: wanted for name, wanted in self.effort.items() if name in _EFFORT},
+        }
 
     def answer(self, directory: Path, reuse: Reuse) -> tuple[StrategyProfile, Path] | None:
         """The saved profile in ``directory`` that makes measuring unnecessary, under the objective that is asked for.
 
-        An unusable file is none.
+        An unusable file is none. One that is incomplete makes it unnecessary where as many seconds have added nothing.
         """
         for path in self._candidates(directory, reuse):
             try:
                 profile = StrategyProfile.load(path)
-                decided = profile.under(self.objective)
-                # Read, since the report will need it, and the file may have to be written again.
-                decided.document()
             except ProfileError:
                 continue
             if self._answered_by(profile, reuse):
-                return decided, path
+                return profile.under(self.objective), path
         return None
 
     def _candidates(self, directory: Path, reuse: Reuse) -> list[Path]:
-        own = directory / f"{self.key}.json"
-        others = directory.glob(f"{self.fingerprint.device_type}-*.json") if reuse is Reuse.compatible else ()
-        return [] if reuse is Reuse.never else [own, *sorted(others)]
+        own = directory / self.file_name
+        others = Store("", directory).files(self.fingerprint.device_type) if reuse is Reuse.compatible else ()
+        return [] if reuse is Reuse.never else [own, *others]
 
     def _answered_by(self, profile: StrategyProfile, reuse: Reuse) -> bool:
         tier = self.fingerprint.match(profile.fingerprint).tier
@@ -134,5 +153,7 @@ class Request:
             and profile.workload == self.workload
             and made.method == "measured"
             and made.request == self.digest
-            and all(made.effort.get(name, 0) >= wanted for name, wanted in self.effort.items())
+            and all(made.effort.get(name, 0) >= wanted for name, wanted in self.effort.items() if name in _EFFORT)
+            # More time would change something only where it ran out.
+            and (profile.complete or made.effort.get(IN_VAIN, 0) >= self.budget_s)
         )

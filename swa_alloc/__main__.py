@@ -19,7 +19,7 @@ from swa_alloc.explain import explain_profile, explain_selection
 from swa_alloc.mapping import FullToSWAMapping
 from swa_alloc.profile import StrategyProfile
 from swa_alloc.selection import ON_MISSING_VARIABLE, Overrides
-from swa_alloc.stores import PROFILE_VARIABLE, stores
+from swa_alloc.stores import PROFILE_VARIABLE, missing_stores, stores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,8 @@ def _validate(options: argparse.Namespace) -> int:
             code = 2
         else:
             name, decisions = profile.fingerprint.device_name, len(profile.decisions)
-            _print(f"{file}: a profile for {name}, {decisions} decisions from {races} races")
+            gaps = "" if profile.complete else f", incomplete: {len(profile.missing)} missing"
+            _print(f"{file}: a profile for {name}, {decisions} decisions from {races} races{gaps}")
     return code
 
 
@@ -104,8 +105,13 @@ def _explain(options: argparse.Namespace) -> int:
     except (PoolError, RuntimeError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise PoolError(f"--device {options.device} cannot be used here for {options.size} slots: {reason}") from error
-    _print(explain_selection(mapping.selection))
-    if not mapping.selection.troubles and any(c.layer == "default" for c in mapping.selection.choices.values()):
+    selection = mapping.selection
+    _print(explain_selection(selection))
+    if (
+        selection.profile is None
+        and not selection.troubles
+        and any(choice.layer == "default" for choice in selection.choices.values())
+    ):
         on_missing = os.environ.get(ON_MISSING_VARIABLE) or "calibrate"
         _print(
             f"note: no profile fits; an allocator would do as {ON_MISSING_VARIABLE} or on_missing= says: {on_missing}"
@@ -118,6 +124,8 @@ def _path(_options: argparse.Namespace) -> int:
     _print(f"{PROFILE_VARIABLE}: {named or 'not set'}")
     for store in stores():
         _print(f"{store.layer}: {store.directory} (profiles: {len(store.files())})")
+    for line in missing_stores():
+        _print(line)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 A record is a ``NamedTuple`` whose fields are scalars, lists, objects and further records; one with a ``check`` method
 has it called when it is read. They are no dataclasses because defining a frozen one takes a millisecond of every start.
+``_schema`` makes a JSON Schema of the same classes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 import math
 import os
 import reprlib
+import stat
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 # Some hundred times the largest profile.
 _LARGEST_FILE = 1 << 26
@@ -24,6 +26,12 @@ _LARGEST_FILE = 1 << 26
 _LONGEST_NAME = 80
 
 Record = TypeVar("Record")
+
+
+class AtLeast(NamedTuple):
+    """Of a number in a record, ``Annotated[int, AtLeast(1)]``: the smallest that there can be."""
+
+    bound: int
 
 
 def decode(cls: type[Record], value: object, where: str = "") -> Record:
@@ -35,6 +43,29 @@ def decode(cls: type[Record], value: object, where: str = "") -> Record:
         ValueError: what is wrong and where, in one line.
     """
     return cast("Record", _decoder(cast("Any", cls))(value, where))
+
+
+def part(cls: type[Record], document: Mapping[str, Any], name: str) -> Record:
+    """One field of a document as a record of class ``cls``, the rest unread.
+
+    Raises:
+        ValueError: it is missing, or what ``decode`` says.
+    """
+    if name not in document:
+        raise ValueError(f"{name} is missing")
+    return decode(cls, document[name], name)
+
+
+def of_schema(schema: str, document: object) -> Mapping[str, Any]:
+    """``document``, unless it says that it is something else: one clear reason before many puzzling ones.
+
+    Raises:
+        ValueError: it does.
+    """
+    if isinstance(document, dict) and document.get("schema") == schema:
+        return document
+    found = document.get("schema") if isinstance(document, dict) else None
+    raise ValueError(f"its schema is {reprlib.repr(found)} and this version reads {schema!r}")
 
 
 def plain(value: Any) -> Any:
@@ -59,13 +90,40 @@ def read(path: Path) -> object:
         OSError: it cannot be read.
         ValueError: it is not a file of JSON.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    return _parsed(_text(path))
+
+
+def read_from(path: Path, field: str) -> object:
+    """The document in ``path`` without the fields before ``field``, in the order in which ``encode`` writes them.
+
+    They are not even parsed, which may be most of the work. A file that was laid out otherwise is read as a whole.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a file of JSON.
+    """
+    text = _text(path)
+    # Strings hold no line breaks, so that this is no part of one; and what lies deeper is indented further.
+    start = text.find(f'\n "{field}": ')
+    return _parsed(text if start < 0 else f"{{{text[start:]}")
+
+
+def _text(path: Path) -> str:
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise ValueError("it is no regular file")  # reading a FIFO would never end
-    if path.stat().st_size > _LARGEST_FILE:
+    if status.st_size > _LARGEST_FILE:
         raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
@@ -107,12 +165,14 @@ def _decoder(hint: Any) -> _Decoder:  # noqa: PLR0911 - one way out for each kin
     if origin in (Union, types.UnionType):
         (inner,) = (_decoder(argument) for argument in arguments if argument is not type(None))
         return lambda value, where: None if value is None else inner(value, where)
+    if origin is Annotated:
+        return _at_least(arguments[1].bound, _decoder(arguments[0]))
     if origin is Literal:
         return _literal(arguments)
     if origin is tuple:
         return _list(_decoder(arguments[0]))
     if origin is dict:
-        return _dict(_decoder(arguments[1]))
+        return _dict(_decoder(arguments[0]), _decoder(arguments[1]))
     if hint is float:
         return _float
     return _record(hint) if hasattr(hint, "_fields") else _scalar(hint)
@@ -120,7 +180,7 @@ def _decoder(hint: Any) -> _Decoder:  # noqa: PLR0911 - one way out for each kin
 
 def _record(cls: Any) -> _Decoder:
     check = getattr(cls, "check", None)
-    decoders = {name: _decoder(hint) for name, hint in get_type_hints(cls).items()}
+    decoders = {name: _decoder(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
     def decode_record(value: Any, where: str) -> Any:
         prefix = f"{where}." if where else ""
@@ -150,12 +210,21 @@ def _list(inner: _Decoder) -> _Decoder:
     return decode_list
 
 
-def _dict(inner: _Decoder) -> _Decoder:
+def _dict(name: _Decoder, inner: _Decoder) -> _Decoder:
     def decode_dict(value: Any, where: str) -> Any:
         _check(isinstance(value, dict), where, "an object", value)
-        return {key: inner(item, f"{where}.{_legible(key)}") for key, item in value.items()}
+        return {name(key, f"a name in {where}"): inner(item, f"{where}.{_legible(key)}") for key, item in value.items()}
 
     return decode_dict
+
+
+def _at_least(bound: int, inner: _Decoder) -> _Decoder:
+    def decode_number(value: Any, where: str) -> Any:
+        number = inner(value, where)
+        _check(number >= bound, where, f"at least {bound}", value)
+        return number
+
+    return decode_number
 
 
 def _literal(choices: tuple[Any, ...]) -> _Decoder:

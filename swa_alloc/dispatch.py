@@ -30,7 +30,7 @@ def bind_choice(choice: Choice, mapping: torch.Tensor, page_size: int) -> Bound:
         target = Target(choice.operation, choice.target, INDEX_DTYPES[name], mapping, page_size)
         bound: dict[str, Bound] = {}  # one workspace for a strategy, however many ranges it serves
         sizes: list[tuple[int | None, Bound]] = []
-        for decision in (decision for decision in choice.decisions if decision.index_dtype == name):
+        for decision in (decision for decision in choice.decisions if decision.kind.index_dtype == name):
             if decision.label not in bound:
                 bound[decision.label] = bind(choice.strategy(decision), target)
             call = bound[decision.label]

@@ -1,23 +1,24 @@
 """What machine and software this is, as far as it decides which strategy is fastest."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from swa_alloc._version import __version__
 from swa_alloc.backends import backend_of
+from swa_alloc.backends._cpu import cpu_model
 
 Tier = Literal["exact", "compatible", "mismatch"]
 
 # Leading version components that must agree for "compatible": what comes after them is a patch. Fields that are not
 # here must be equal. Drivers number their branch in the first component only (NVIDIA: 580.65.06).
 _SAME_COMPONENTS: Mapping[str, int] = {"driver": 1, "runtime": 2, "torch": 2, "backend": 2, "swa_alloc": 2}
+# Fields that are empty where they cannot be read, as in a container without /proc/driver.
+_MAY_BE_UNKNOWN = {"driver"}
 
 
 class Match(NamedTuple):
@@ -39,6 +40,9 @@ class Fingerprint(NamedTuple):
         device_type: PyTorch's name: cpu, cuda, npu, xpu.
         device_name: The product.
         device_arch: Its architecture, stepping or SoC number.
+        units: Multiprocessors or compute units, which partitions of a GPU differ in and their names do not; 0 where
+            there are none.
+        host: The host's CPU: the time that a call takes on it decides on any device.
         driver: Kernel driver version, empty where there is none or it cannot be read.
         runtime: CUDA, ROCm or CANN version, empty on a CPU.
         torch: PyTorch's version, with its local tag.
@@ -54,6 +58,8 @@ class Fingerprint(NamedTuple):
     device_type: str
     device_name: str
     device_arch: str
+    units: int
+    host: str
     driver: str
     runtime: str
     torch: str
@@ -65,16 +71,15 @@ class Fingerprint(NamedTuple):
     swa_alloc: str
     emulated: bool
 
-    def match(self, other: Fingerprint) -> Match:
+    def match(self, other: "Fingerprint") -> Match:
         """How far ``other``, a profile's, fits this machine."""
         decisive: list[str] = []
         patch: list[str] = []
         for name in self._fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                same_release = name in _SAME_COMPONENTS and _release(mine, name) == _release(theirs, name) != ()
                 phrase = f"{name} is {mine!r} here and {theirs!r} in the profile"
-                (patch if same_release else decisive).append(phrase)
+                (patch if _may_differ(name, mine, theirs) else decisive).append(phrase)
         tier: Tier = "mismatch" if decisive else "compatible" if patch else "exact"
         return Match(tier, (*decisive, *patch))
 
@@ -88,6 +93,8 @@ def fingerprint(device: torch.device) -> Fingerprint:
         device_type=device.type,
         device_name=facts.name,
         device_arch=facts.arch,
+        units=facts.units,
+        host=cpu_model(),
         driver=facts.driver,
         runtime=facts.runtime,
         torch=str(torch.__version__),
@@ -99,6 +106,13 @@ def fingerprint(device: torch.device) -> Fingerprint:
         swa_alloc=__version__,
         emulated=facts.emulated,
     )
+
+
+def _may_differ(name: str, mine: Any, theirs: Any) -> bool:
+    """Whether two values of a field are patches of each other, or one of them could not be found out."""
+    if name in _MAY_BE_UNKNOWN and not (mine and theirs):
+        return True
+    return name in _SAME_COMPONENTS and _release(mine, name) == _release(theirs, name) != ()
 
 
 def _release(version: str, name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -183,3 +184,11 @@ def _log(selection: Selection) -> None:
         defaulted = any(choice.layer == "default" for choice in selection.choices.values())
         fallback = "; going on with the defaults" if defaulted else ""
         logger.warning("%s", one_line(f"{'; '.join(selection.troubles)}{fallback}"))
+    if selection.miss:
+        _warn_once(one_line(selection.miss))
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """A server constructs several mappings, and one line about the same miss is enough."""
+    logger.warning("%s", line)

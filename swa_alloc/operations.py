@@ -23,6 +23,24 @@ PAGE: Final = "page"  # its 2-D page view, indexed by page
 INDEX_DTYPES: Mapping[IndexDtype, torch.dtype] = MappingProxyType({"int32": torch.int32, "int64": torch.int64})
 
 
+class CallKind(NamedTuple):
+    """What a profile's decisions are grouped by.
+
+    Attributes:
+        operation: Name of the operation, a key of ``OPERATIONS``.
+        target: What is indexed.
+        index_dtype: The indices' dtype.
+    """
+
+    operation: OperationName
+    target: TargetName
+    index_dtype: IndexDtype
+
+    def __str__(self) -> str:
+        """As pins, reports and studies spell it, ``clear.token.int32``."""
+        return ".".join(self)
+
+
 class Target(NamedTuple):
     """What a strategy is bound to: one tensor, and the kind of indices that will address it.
 

@@ -1,32 +1,35 @@
 """StrategyProfile: what was measured and decided for one device, software and workload, as one JSON file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from swa_alloc import _json
+from swa_alloc._json import AtLeast
 from swa_alloc.errors import ProfileError
 from swa_alloc.fingerprint import Fingerprint, Match
-from swa_alloc.operations import IndexDtype, Objective, OperationName, TargetName
+from swa_alloc.operations import CallKind, Objective
 from swa_alloc.strategies import candidate_label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swa_alloc.evidence import Evidence
 
-SCHEMA: Final = "swa_alloc.profile/1"
-_SCHEMA_FAMILY = "swa_alloc.profile/"
+SCHEMA: Final = "swa_alloc.profile/2"
 
+# File names carry the schema: a file of another version is never in the way, and never looked at.
+FILE_SUFFIX: Final = ".profile-2.json"
+_EVIDENCE_SUFFIX: Final = ".evidence-2.json"
 
 # Pools whose sizes lie within this factor of each other are one class: what depends on the table's size (a pass over
 # the whole table, the cache that holds it) changes the ranking over decades, not within an octave.
-_SAME_CLASS_FACTOR = 2
+SAME_CLASS_FACTOR = 2
+
+# In ``Provenance.effort``: the seconds that have added nothing to an incomplete profile.
+IN_VAIN: Final = "in_vain_s"
 
 
 class ProfileWorkload(NamedTuple):
@@ -41,24 +44,17 @@ class ProfileWorkload(NamedTuple):
     """
 
     name: str
-    size: int
-    page_size: int
-    backlog_us: float
+    size: Annotated[int, AtLeast(1)]
+    page_size: Annotated[int, AtLeast(1)]
+    backlog_us: Annotated[float, AtLeast(0)]
     trace: str
-
-    def check(self) -> None:
-        """Raise ValueError for impossible sizes."""
-        if self.size < 1 or self.page_size < 1 or self.backlog_us < 0:
-            raise ValueError("size and page_size must be at least 1, and backlog_us at least 0")
 
 
 class Decision(NamedTuple):
     """Which strategy serves calls of up to ``max_indices`` indices.
 
     Attributes:
-        operation: Name of the operation.
-        target: What is indexed.
-        index_dtype: The indices' dtype.
+        kind: What is called.
         max_indices: Largest number of indices that it covers; None for the last decision of its kind.
         strategy: Name of the strategy.
         params: Its parameters.
@@ -66,21 +62,12 @@ class Decision(NamedTuple):
         ties: Labels of the candidates that cannot be told from it within that margin.
     """
 
-    operation: OperationName
-    target: TargetName
-    index_dtype: IndexDtype
-    max_indices: int | None
+    kind: CallKind
+    max_indices: Annotated[int, AtLeast(1)] | None
     strategy: str
     params: dict[str, Any]
-    margin: float
+    margin: Annotated[float, AtLeast(0)]
     ties: tuple[str, ...]
-
-    def check(self) -> None:
-        """Raise ValueError for impossible numbers."""
-        if self.max_indices is not None and self.max_indices < 1:
-            raise ValueError(f"max_indices must be at least 1 or null, not {self.max_indices}")
-        if self.margin < 0:
-            raise ValueError(f"margin must be at least 0, not {self.margin}")
 
     @property
     def label(self) -> str:
@@ -96,7 +83,8 @@ class Provenance(NamedTuple):
         created: ISO 8601 time, UTC.
         measuring_s: Seconds spent measuring; 0 for a pin.
         request: Digest of what was asked; a repeated request reuses the profile.
-        effort: How much was measured; a request for no more than that reuses the profile.
+        effort: How much measuring was asked for; a request for no more than that reuses the profile.
+        rounds: How much was achieved: the rounds of all races together; 0 for a pin.
         config: The resolved configuration, or what the allocator asked for at start-up.
         overrides: The command's overrides.
         environment: Variables that configured the run.
@@ -107,23 +95,36 @@ class Provenance(NamedTuple):
     measuring_s: float
     request: str
     effort: dict[str, float]
+    rounds: Annotated[int, AtLeast(0)]
     config: dict[str, Any]
     overrides: tuple[str, ...]
     environment: dict[str, str]
 
 
-class Alternative(NamedTuple):
-    """What the same measurements say under another objective.
+class ProfileDocument(NamedTuple):
+    """The file.
+
+    Besides this schema a reader requires that the objective is one of the answers; that in each answer, for each kind
+    of call, decisions ascend in max_indices and end with null; and that an answer without decisions says what is
+    missing.
 
     Attributes:
-        objective: What would be minimized.
-        decisions: As in a profile.
-        evidence: As in a profile: what was measured, or a function that gives it.
+        schema: Version of this format.
+        fingerprint: The machine and software.
+        workload: The workload.
+        objective: What was minimized: the answer that serves.
+        answers: The decisions under each objective.
+        missing: What is still to be measured, a phrase each; empty for a complete profile.
+        provenance: Where it comes from.
     """
 
+    schema: Literal["swa_alloc.profile/2"]
+    fingerprint: Fingerprint
+    workload: ProfileWorkload
     objective: Objective
-    decisions: tuple[Decision, ...]
-    evidence: Evidence | Callable[[], Evidence]
+    answers: dict[Objective, tuple[Decision, ...]]
+    missing: tuple[str, ...]
+    provenance: Provenance
 
 
 class StrategyProfile:
@@ -132,14 +133,17 @@ class StrategyProfile:
     Args:
         fingerprint: The machine and software.
         workload: The workload.
-        objective: What was minimized.
-        decisions: For each operation, target and index dtype, ascending in ``max_indices``, the last one open.
+        objective: What was minimized; one of the answers.
+        answers: For each objective that was decided for, the decisions: for each kind of call ascending in
+            ``max_indices``, the last one open.
         provenance: Where it comes from.
         evidence: What was measured, or a function that gives it when it is first asked for.
-        alternatives: What the other objectives say; none where all say the same, as on a CPU or where a person decided.
+        missing: One phrase for each thing that is still to be measured, such as ``clear.token.int32 at 384``. A profile
+            in which everything is missing holds no decision.
 
     Raises:
-        ValueError: the decisions leave a number of indices without an answer, or give it two.
+        ValueError: the decisions leave a number of indices without an answer, or give it two; or there are none, and
+            nothing is missing.
     """
 
     def __init__(
@@ -148,237 +152,254 @@ class StrategyProfile:
         fingerprint: Fingerprint,
         workload: ProfileWorkload,
         objective: Objective,
-        decisions: tuple[Decision, ...],
+        answers: Mapping[Objective, tuple[Decision, ...]],
         provenance: Provenance,
-        evidence: Evidence | Callable[[], Evidence],
-        alternatives: tuple[Alternative, ...] = (),
+        evidence: "Evidence | Callable[[], Evidence]",
+        missing: tuple[str, ...] = (),
     ) -> None:
         self.fingerprint = fingerprint
         self.workload = workload
         self.objective = objective
-        self.decisions = decisions
+        self.answers = answers
         self.provenance = provenance
-        self.alternatives = alternatives
+        self.missing = missing
         self._evidence = evidence
-        for each in (decisions, *(alternative.decisions for alternative in alternatives)):
-            _check_order(each)
+        if objective not in answers:
+            raise ValueError(f"answers must hold one for {objective}, the objective; they are {', '.join(answers)}")
+        for decisions in answers.values():
+            if not decisions and not missing:
+                raise ValueError("answers must hold at least one decision each where nothing is missing")
+            _check_order(decisions)
 
     @property
-    def evidence(self) -> Evidence:
-        """What was measured. Read from the file's text at the first use: a starting server has no use for it.
+    def decisions(self) -> tuple[Decision, ...]:
+        """The answer to its objective."""
+        return self.answers[self.objective]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was measured that was asked for."""
+        return not self.missing
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it lacks something that measuring for as long again may add."""
+        effort = self.provenance.effort
+        return not self.complete and effort.get(IN_VAIN, 0.0) < effort.get("budget_s", 0.0)
+
+    @property
+    def evidence(self) -> "Evidence":
+        """What was measured. Read at the first use: a starting server has no use for it.
 
         Raises:
-            ProfileError: this part of the file is not what it should be.
+            ProfileError: its file is not what it should be.
         """
-        self._evidence = _given(self._evidence)
+        if callable(self._evidence):
+            self._evidence = self._evidence()
         return self._evidence
 
-    def decisions_for(self, operation: str, target: str, index_dtype: str) -> tuple[Decision, ...]:
+    def decisions_for(self, kind: CallKind) -> tuple[Decision, ...]:
         """The decisions of one kind, ascending; empty where it was not measured."""
-        return _of_kind(self.decisions, (operation, target, index_dtype))
+        return tuple(decision for decision in self.decisions if decision.kind == kind)
 
-    def under(self, objective: Objective) -> StrategyProfile:
+    def under(self, objective: Objective) -> "StrategyProfile":
         """This profile as another objective decides it, from the same measurements.
 
         Raises:
             ProfileError: it was not decided for that objective.
         """
-        if objective == self.objective:
-            return self
-        found = [alternative for alternative in self.alternatives if alternative.objective == objective]
-        if self.alternatives and not found:
+        if objective not in self.answers:
             raise ProfileError(f"the profile decides nothing for objective {objective}; make a new one")
-        mine = Alternative(self.objective, self.decisions, self._evidence)
-        # Without alternatives every objective gets the same answer.
-        chosen = found[0] if found else mine
-        others = tuple(alternative for alternative in self.alternatives if alternative is not chosen)
         return StrategyProfile(
             fingerprint=self.fingerprint,
             workload=self.workload,
             objective=objective,
-            decisions=chosen.decisions,
+            answers=self.answers,
             provenance=self.provenance,
-            evidence=chosen.evidence,
-            alternatives=(mine, *others) if found else (),
+            evidence=self._evidence,
+            missing=self.missing,
         )
 
     def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
         """How far this profile fits a machine and a mapping over a full pool of ``size`` slots."""
-        software = here.match(self.fingerprint)
-        workload = self.workload
-        low, high = sorted((size, workload.size))
-        page = [f"page_size is {page_size} here and {workload.page_size} in the profile"]
-        pool = [f"size is {size} here and {workload.size} in the profile"]
-        # What decides comes first: a miss is explained by its first difference.
-        decisive = (page if page_size != workload.page_size else []) + (pool if high > low * _SAME_CLASS_FACTOR else [])
-        if decisive or software.tier == "mismatch":
-            return Match("mismatch", (*decisive, *software.differences))
-        return Match("compatible", (*software.differences, *pool)) if size != workload.size else software
+        head = ProfileHead(self.fingerprint, self.workload, self.missing, self.provenance)
+        return head.match(here, size, page_size)
 
     @property
-    def key(self) -> str:
-        """File name without its suffix: the device type and workload for people, a digest for machines."""
-        return profile_key(self.fingerprint, self.workload)
+    def file_name(self) -> str:
+        """The name that stores look for."""
+        return file_name(self.fingerprint, self.workload)
 
     @classmethod
-    def load(cls, path: str | Path) -> StrategyProfile:
+    def load(cls, path: str | Path) -> "StrategyProfile":
         """The profile in a file.
 
         Raises:
             ProfileError: it cannot be read, is not JSON, or is not a profile of this version.
         """
-        try:
-            document = _json.decode(_Document, _of_this_schema(_json.read(Path(path))))
+        path = Path(path)
+        with _reading(path):
+            document = _json.decode(ProfileDocument, _json.of_schema(SCHEMA, _json.read(path)))
             return cls(
                 fingerprint=document.fingerprint,
                 workload=document.workload,
                 objective=document.objective,
-                decisions=document.decisions,
+                answers=document.answers,
                 provenance=document.provenance,
-                evidence=lambda: _decode_evidence(document.measurements, document.ineligible, path),
-                alternatives=tuple(_decode_alternative(entry, document, path) for entry in document.alternatives),
+                evidence=lambda: _read_evidence(path),
+                missing=document.missing,
             )
-        except OSError as error:
-            raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise _not_usable(path, error) from error
 
     def document(self) -> dict[str, Any]:
-        """The profile as JSON types, as it stands in a file."""
-        evidence = self.evidence
+        """The profile as JSON types, as it stands in a file; its evidence stands in another."""
         return dict(
             _json.plain(
-                _Document(
+                ProfileDocument(
                     schema=SCHEMA,
                     fingerprint=self.fingerprint,
                     workload=self.workload,
                     objective=self.objective,
-                    decisions=self.decisions,
-                    measurements=evidence.measurements,
-                    ineligible=evidence.ineligible,
-                    alternatives=tuple(
-                        _AlternativeDocument(other.objective, other.decisions, _given(other.evidence).measurements)
-                        for other in self.alternatives
-                    ),
+                    answers=dict(self.answers),
+                    missing=self.missing,
                     provenance=self.provenance,
                 )
             )
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write to ``path``, all or nothing. A profile of another machine is never overwritten.
+        """Write to ``path``, and the evidence beside it, each all or nothing. Another machine's is never overwritten.
 
         Raises:
-            ProfileError: the path cannot be written, or holds another machine's profile.
+            ProfileError: the path cannot be written, or holds another machine's profile; or the evidence is unusable.
         """
         path = Path(path)
-        reason = self._not_ours(path)
-        if reason is not None:
-            raise ProfileError(f"{path} holds {reason} and is left as it is; choose another profile.dir")
+        self._check_ours(path)
         try:
-            _json.write_atomically(path, _json.encode(self.document()))
+            texts = {
+                # First: a profile whose evidence is newer serves as well as it did.
+                evidence_path(path): _json.encode(self.evidence.document()),
+                path: _json.encode(self.document()),
+            }
+            for file, text in texts.items():
+                _json.write_atomically(file, text)
         except OSError as error:
             raise ProfileError(
                 f"profile {path} cannot be written: {error.strerror or error}; "
                 "choose a writable folder with profile.dir=... or SWA_ALLOC_PROFILE_DIR"
             ) from error
+        except ProfileError:
+            raise
         except ValueError as error:
             raise ProfileError(f"profile {path} cannot be written: {error}") from error
         return path
 
-    def _not_ours(self, path: Path) -> str | None:
-        """Whose the file in ``path`` is, if it must not be overwritten. One that is damaged is no loss."""
+    def _check_ours(self, path: Path) -> None:
+        """See that no other machine's profile is in the way. A file that is damaged is no loss.
+
+        Raises:
+            ProfileError: there is one, or a file that this user may not read.
+        """
         try:
-            document = _json.read(path)
-            schema = document.get("schema") if isinstance(document, dict) else None
-            if isinstance(schema, str) and schema != SCHEMA and schema.startswith(_SCHEMA_FAMILY):
-                return f"a profile of another version ({schema})"
-            match = self.fingerprint.match(StrategyProfile.load(path).fingerprint)
-        except PermissionError as error:
-            return f"a file that cannot be read ({error.strerror})"
-        except (OSError, ValueError):
-            return None
-        return f"another machine's profile ({match.differences[0]})" if match.tier == "mismatch" else None
-
-
-class _AlternativeDocument(NamedTuple):
-    """An alternative in the file."""
-
-    objective: Objective
-    decisions: tuple[Decision, ...]
-    measurements: Any
-
-
-class _Document(NamedTuple):
-    """The file. Its evidence is checked when it is asked for."""
-
-    schema: Literal["swa_alloc.profile/1"]
-    fingerprint: Fingerprint
-    workload: ProfileWorkload
-    objective: Objective
-    decisions: tuple[Decision, ...]
-    measurements: Any
-    ineligible: Any
-    alternatives: tuple[_AlternativeDocument, ...]
-    provenance: Provenance
-
-
-def _given(evidence: Evidence | Callable[[], Evidence]) -> Evidence:
-    return evidence() if callable(evidence) else evidence
-
-
-def _decode_alternative(entry: _AlternativeDocument, document: _Document, path: str | Path) -> Alternative:
-    return Alternative(
-        entry.objective,
-        entry.decisions,
-        lambda: _decode_evidence(entry.measurements, document.ineligible, path),
-    )
-
-
-def _decode_evidence(measurements: Any, ineligible: Any, path: str | Path) -> Evidence:
-    from swa_alloc.evidence import Evidence
-
-    try:
-        return _json.decode(Evidence, {"measurements": measurements, "ineligible": ineligible})
-    except ValueError as error:
-        raise _not_usable(path, error) from error
-
-
-def _not_usable(path: str | Path, error: ValueError) -> ProfileError:
-    return ProfileError(f"profile {path} is not usable: {error}; make a new one with `python -m autotune`")
-
-
-def _of_kind(decisions: tuple[Decision, ...], kind: tuple[str, str, str]) -> tuple[Decision, ...]:
-    return tuple(d for d in decisions if (d.operation, d.target, d.index_dtype) == kind)
-
-
-def _check_order(decisions: tuple[Decision, ...]) -> None:
-    if not decisions:
-        raise ValueError("decisions must hold at least one")
-    for kind in dict.fromkeys((d.operation, d.target, d.index_dtype) for d in decisions):
-        bounds = [decision.max_indices for decision in _of_kind(decisions, kind)]
-        *closed, last = bounds
-        finite = [bound for bound in closed if bound is not None]
-        if last is not None or finite != closed or any(a >= b for a, b in pairwise(finite)):
-            raise ValueError(
-                f"decisions for {'.'.join(kind)} must ascend in max_indices and end with null, not {bounds}"
+            match = self.fingerprint.match(ProfileHead.load(path).fingerprint)
+        except ProfileError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise
+            return
+        if match.tier == "mismatch":
+            raise ProfileError(
+                f"{path} holds another machine's profile ({match.differences[0]}) and is left as it is; "
+                "choose another profile.dir"
             )
 
 
-def _of_this_schema(document: object) -> object:
-    """``document``, unless it says that it is something else: one clear reason before many puzzling ones."""
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise ValueError(f"its schema is {reprlib.repr(schema)} and this version reads {SCHEMA!r}")
-    return document
+class ProfileHead(NamedTuple):
+    """What decides whether a profile is taken: everything but its answers, which are most of the file.
+
+    Attributes:
+        fingerprint: As in ``ProfileDocument``, like all that follow.
+        workload: The workload.
+        missing: What is still to be measured.
+        provenance: Where it comes from.
+    """
+
+    fingerprint: Fingerprint
+    workload: ProfileWorkload
+    missing: tuple[str, ...]
+    provenance: Provenance
+
+    @classmethod
+    def load(cls, path: Path) -> "ProfileHead":
+        """The head of the profile in a file.
+
+        Raises:
+            ProfileError: it cannot be read, or is not a profile of this version.
+        """
+        with _reading(path):
+            content = _json.of_schema(SCHEMA, _json.read_from(path, "fingerprint"))
+            return _json.decode(cls, {name: content[name] for name in cls._fields if name in content})
+
+    @property
+    def empty(self) -> bool:
+        """Whether it remembers only that nothing could be measured."""
+        return self.provenance.method == "measured" and not self.provenance.rounds
+
+    def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
+        """How far the profile fits a machine and a mapping over a full pool of ``size`` slots."""
+        software = here.match(self.fingerprint)
+        workload = self.workload
+        low, high = sorted((size, workload.size))
+        page = [f"page_size is {page_size} here and {workload.page_size} in the profile"]
+        pool = [f"size is {size} here and {workload.size} in the profile"]
+        # What decides comes first: a person who is shown one difference is to be shown that.
+        decisive = (page if page_size != workload.page_size else []) + (pool if high > low * SAME_CLASS_FACTOR else [])
+        if decisive or software.tier == "mismatch":
+            return Match("mismatch", (*decisive, *software.differences))
+        return Match("compatible", (*software.differences, *pool)) if size != workload.size else software
 
 
-def profile_key(fingerprint: Fingerprint, workload: ProfileWorkload) -> str:
-    """``<device type>-<workload>-<digest of both>``."""
+def evidence_path(path: Path) -> Path:
+    """The file beside a profile's that holds its evidence."""
+    stem = path.name.removesuffix(FILE_SUFFIX).removesuffix(".json")
+    return path.with_name(f"{stem}{_EVIDENCE_SUFFIX}")
+
+
+def file_name(fingerprint: Fingerprint, workload: ProfileWorkload) -> str:
+    """The device type and workload for people, a digest of both for machines, and the schema."""
     identity = digest({"fingerprint": _json.plain(fingerprint), "workload": _json.plain(workload)})
-    return f"{fingerprint.device_type}-{workload.name}-{identity}"
+    return f"{fingerprint.device_type}-{workload.name}-{identity}{FILE_SUFFIX}"
 
 
 def digest(value: Any) -> str:
     """12 hexadecimal digits that stand for a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _read_evidence(path: Path) -> "Evidence":
+    # Needed by reports and explanations, and by no start.
+    from swa_alloc.evidence import Evidence
+
+    return Evidence.load(evidence_path(path))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Around reading a profile: whatever is wrong with the file is a ``ProfileError`` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        reason = f"profile {path} is not usable: {error}; make a new one with `python -m autotune`"
+        raise ProfileError(reason) from error
+
+
+def _check_order(decisions: tuple[Decision, ...]) -> None:
+    bounds: dict[CallKind, list[int | None]] = {}
+    for decision in decisions:
+        bounds.setdefault(decision.kind, []).append(decision.max_indices)
+    for kind, (*closed, last) in bounds.items():
+        finite = [bound for bound in closed if bound is not None]
+        if last is not None or finite != closed or any(a >= b for a, b in pairwise(finite)):
+            raise ValueError(
+                f"decisions for {kind} must ascend in max_indices and end with null, not {[*closed, last]}"
+            )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -12,15 +13,18 @@ import torch
 from swa_alloc.backends import backend_of
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
 from swa_alloc.fingerprint import Match, fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Objective, OperationName, TargetName
-from swa_alloc.profile import Decision, StrategyProfile
-from swa_alloc.stores import PROFILE_VARIABLE, find, stores
-from swa_alloc.strategies import Strategy, create, known_names, names, strategy_class
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, CallKind, Objective, OperationName, TargetName
+from swa_alloc.profile import SAME_CLASS_FACTOR, Decision, StrategyProfile
+from swa_alloc.stores import PROFILE_VARIABLE, Miss, find, stores
+from swa_alloc.strategies import Strategy, create, known_names, names, parse_label, split_labels
 
 OnMissing = Literal["calibrate", "default", "error"]
 PIN_VARIABLE = "SWA_ALLOC_STRATEGY"
 ON_MISSING_VARIABLE = "SWA_ALLOC_ON_MISSING"
 OBJECTIVE_VARIABLE = "SWA_ALLOC_OBJECTIVE"
+
+# Of the things that an incomplete profile lacks, named in one line.
+_FEW = 3
 
 Key = tuple[OperationName, TargetName]
 Pin = str | Strategy | Sequence[Strategy]
@@ -79,13 +83,17 @@ class Selection(NamedTuple):
 
     Attributes:
         choices: By operation and target.
-        remarks: Ordinary facts worth telling, such as a profile that does not fit.
+        remarks: Ordinary facts worth telling, such as a profile that is compatible and not exact.
         troubles: What went wrong and was fallen back from.
+        miss: Why the defaults serve although there are profiles for this device type; empty where that is not so.
+        profile: What was found to serve what is not pinned, if anything was; it may decide for less than there is.
     """
 
     choices: Mapping[Key, Choice]
     remarks: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
+    miss: str = ""
+    profile: StrategyProfile | None = None
 
 
 def calls(page_size: int) -> tuple[Key, ...]:
@@ -104,19 +112,12 @@ def select(
         ProfileError, StrategyError, CalibrationError: ``strict_profile`` was asked for and something is wrong, or
             ``on_missing`` is ``"error"`` and no profile fits.
     """
-    remarks: list[str] = []
-    troubles: list[str] = []
-
-    def tolerate(error: SWAAllocError) -> None:
-        if overrides.strict_profile:
-            raise error
-        troubles.append(str(error))
-
+    notes = _Notes(strict=overrides.strict_profile)
     try:
         asked = overrides.objective or os.environ.get(OBJECTIVE_VARIABLE)
         objective: Objective | None = _one_of(Objective, "objective", asked) if asked else None
     except ProfileError as error:
-        tolerate(error)
+        notes.tolerate(error)
         objective = None
     pins: dict[Key, Choice] = {}
     wrong_pin = False
@@ -126,15 +127,22 @@ def select(
             pins = {**pinned(pin, layer), **pins}
         except StrategyError as error:
             wrong_pin = True
-            tolerate(StrategyError(f"{layer}: {error}"))
+            notes.tolerate(StrategyError(f"{layer}: {error}"))
     below: Mapping[Key, Choice] = {}
+    led: _Found | None = None
     wanted = calls(page_size) if wanted is None else wanted
     # A pin that cannot be used leaves the default, as a named profile does: anything else would hide the mistake.
     if not wrong_pin and any(key not in pins for key in wanted):
-        found_profile = _find_profile(device, size, page_size, overrides, tolerate, remarks)
-        below = _from_profile(found_profile, objective, tolerate) if found_profile else {}
+        led = _find_profile(device, size, page_size, overrides, notes)
+        below = _from_profile(led, objective, notes) if led else {}
     found = {**{key: default_choice(key, device.type) for key in wanted}, **below, **pins}
-    return Selection({key: found[key] for key in wanted}, tuple(remarks), tuple(troubles))
+    return Selection(
+        {key: found[key] for key in wanted},
+        tuple(notes.remarks),
+        tuple(notes.troubles),
+        notes.miss,
+        led.profile if led else None,
+    )
 
 
 def default_choice(key: Key, device_type: str) -> Choice:
@@ -163,32 +171,40 @@ def pinned(pin: Pin, layer: str) -> dict[Key, Choice]:
 
 
 def _pinned_by_name(pin: str, layer: str) -> dict[Key, Choice]:
-    parts = [part.strip() for part in pin.split(",") if part.strip()]
+    parts = [_target_and_label(part) for part in split_labels(pin)]
     if not parts:
         raise StrategyError(f"pin {pin!r} names no strategy; write STRATEGY or TARGET=STRATEGY")
-    bare = [part for part in parts if "=" not in part]
     choices: dict[Key, Choice] = {}
-    said: dict[str, set[Key]] = {"": set(), "=": set()}
-    # A bare name means whatever the strategy serves; a target that is spelled out means just that, and goes before.
-    for part in (*bare, *(part for part in parts if "=" in part)):
-        where, separator, name = part.rpartition("=")
-        keys = [key for key in _keys() if ".".join(key) == where.strip()] if separator else _served(name.strip())
+    said: dict[bool, set[Key]] = {False: set(), True: set()}
+    # A bare label means whatever the strategy serves; a target that is spelled out means just that, and goes before.
+    for where, label in sorted(parts, key=lambda part: part[0] is not None):
+        name, params = parse_label(label)
+        keys = _served(name, params) if where is None else [key for key in _keys() if ".".join(key) == where]
         if not keys:
             known = ", ".join(".".join(key) for key in _keys())
-            raise StrategyError(f"pin {part!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
+            wrong = f"{where}={label}"
+            raise StrategyError(f"pin {wrong!r} names no known target; write STRATEGY or TARGET=STRATEGY with {known}")
         for key in keys:
             # A typo is found here, not at the first call.
-            create(key[0], name.strip())
-        twice = [key for key in keys if key in said[separator]]
+            create(key[0], name, params)
+        spelled_out = where is not None
+        twice = [key for key in keys if key in said[spelled_out]]
         if twice:
             raise StrategyError(f"pin {pin!r} says twice what serves {'.'.join(twice[0])}")
-        said[separator].update(keys)
-        choices |= {key: Choice(*key, layer, pin, _everywhere(key, name.strip())) for key in keys}
+        said[spelled_out].update(keys)
+        choices |= {key: Choice(*key, layer, pin, _everywhere(key, name, params)) for key in keys}
     return choices
 
 
-def _served(name: str) -> list[Key]:
-    """What a strategy of that name serves; operations may have one each.
+def _target_and_label(part: str) -> tuple[str | None, str]:
+    """The two sides of ``TARGET=LABEL``; None and the label where there is no target."""
+    name, opened, params = part.partition("(")
+    target, separator, name = name.rpartition("=")
+    return target.strip() if separator else None, f"{name.strip()}{opened}{params}"
+
+
+def _served(name: str, params: Mapping[str, Any]) -> list[Key]:
+    """What a strategy of that name serves; operations may have one each, and not all need take the parameters.
 
     Raises:
         StrategyError: none does.
@@ -196,7 +212,17 @@ def _served(name: str) -> list[Key]:
     owners = [operation for operation in OPERATIONS if name in names(operation)]
     if not owners:
         raise StrategyError(f"unknown strategy {name!r}; known: {known_names()}")
-    return [key for key in _keys() if key[0] in owners and key[1] in strategy_class(key[0], name).targets]
+    served, refusals = [], []
+    for operation in owners:
+        try:
+            targets = create(operation, name, params).targets
+        except StrategyError as error:
+            refusals.append(error)
+        else:
+            served += [key for key in _keys() if key[0] == operation and key[1] in targets]
+    if not served:
+        raise refusals[0]
+    return served
 
 
 def _one_of(choices: Any, name: str, value: object) -> Any:
@@ -219,13 +245,29 @@ def _keys() -> list[Key]:
     ]
 
 
-def _everywhere(key: Key, name: str) -> tuple[Decision, ...]:
-    return tuple(Decision(*key, dtype, None, name, {}, 0.0, ()) for dtype in INDEX_DTYPES)
+def _everywhere(key: Key, name: str, params: Mapping[str, Any] = MappingProxyType({})) -> tuple[Decision, ...]:
+    return tuple(Decision(CallKind(*key, dtype), None, name, dict(params), 0.0, ()) for dtype in INDEX_DTYPES)
 
 
 def _pins(overrides: Overrides) -> list[tuple[str, Pin]]:
     layers = (("strategy= argument", overrides.strategy), (PIN_VARIABLE, os.environ.get(PIN_VARIABLE)))
     return [(layer, pin) for layer, pin in layers if pin]
+
+
+class _Notes:
+    """What is noticed on the way to a selection; its fields are those of ``Selection``."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self.remarks: list[str] = []
+        self.troubles: list[str] = []
+        self.miss = ""
+        self._strict = strict
+
+    def tolerate(self, error: SWAAllocError) -> None:
+        """Note a trouble; raise it where the caller wants to hear of them so."""
+        if self._strict:
+            raise error
+        self.troubles.append(str(error))
 
 
 class _Found(NamedTuple):
@@ -237,19 +279,14 @@ class _Found(NamedTuple):
 
 
 def _find_profile(
-    device: torch.device,
-    size: int,
-    page_size: int,
-    overrides: Overrides,
-    tolerate: Callable[[SWAAllocError], None],
-    remarks: list[str],
+    device: torch.device, size: int, page_size: int, overrides: Overrides, notes: _Notes
 ) -> _Found | None:
     try:
         here = fingerprint(device)
     except SWAAllocError:
         raise
     except Exception as error:  # noqa: BLE001 - somebody else's backend must not stop a server
-        tolerate(ProfileError(f"the backend of {device.type} does not work: {type(error).__name__}: {error}"))
+        notes.tolerate(ProfileError(f"the backend of {device.type} does not work: {type(error).__name__}: {error}"))
         return None
     named = _named(overrides)
     if named is not None:
@@ -262,26 +299,37 @@ def _find_profile(
             match = loaded.match(here, size, page_size)
             source = "the profile passed in" if loaded is profile else str(profile)
             if match.tier == "mismatch":
-                reason = match.differences[0]
-                raise ProfileError(f"profile {source} was made for another machine or mapping: {reason}")  # noqa: TRY301 - handled as the other troubles of a named profile are
+                reasons = "; ".join(match.differences)
+                raise ProfileError(f"profile {source} was made for another machine or mapping: {reasons}")  # noqa: TRY301 - handled as the other troubles of a named profile are
         except ProfileError as error:
-            tolerate(error)
+            notes.tolerate(error)
             return None
-        remarks.extend(_reservations(source, match))
+        notes.remarks.extend(_reservations(source, loaded, match))
         return _Found(loaded, layer, source)
     search = find(here, size, page_size)
+    notes.remarks.extend(search.remarks)
     for unusable in search.unusable:
-        tolerate(unusable)
-    remarks.extend(f"ignored {line}" for line in search.ignored)
-    if search.hit is not None:
-        hit = search.hit
-        remarks.extend(_reservations(str(hit.path), hit.match))
-        return _Found(hit.profile, hit.layer, str(hit.path))
-    return _when_missing(device, size, page_size, overrides, tolerate, search.ignored)
+        notes.tolerate(unusable)
+    hit = search.hit
+    if hit is None:
+        return _when_missing(device, size, page_size, overrides, notes, search.misses)
+    if hit.profile.unfinished and (completed := _complete(device, size, page_size, overrides, notes)):
+        return completed
+    notes.remarks.extend(_reservations(str(hit.path), hit.profile, hit.match))
+    return _Found(hit.profile, hit.layer, str(hit.path))
 
 
-def _reservations(source: str, match: Match) -> list[str]:
-    return [f"{source} is compatible, not exact: {difference}" for difference in match.differences]
+def _reservations(source: str, profile: StrategyProfile, match: Match) -> list[str]:
+    lines = [f"{source} is compatible, not exact: {difference}" for difference in match.differences]
+    return [*lines, *_gaps(source, profile)]
+
+
+def _gaps(source: str, profile: StrategyProfile) -> list[str]:
+    """One line for a profile that is incomplete."""
+    if profile.complete:
+        return []
+    named = ", ".join(profile.missing[:_FEW]) + (", ..." if len(profile.missing) > _FEW else "")
+    return [f"{source} is incomplete: {len(profile.missing)} missing ({named}); calibrating again completes it"]
 
 
 def _named(overrides: Overrides) -> tuple[str, StrategyProfile | str | Path] | None:
@@ -292,64 +340,89 @@ def _named(overrides: Overrides) -> tuple[str, StrategyProfile | str | Path] | N
 
 
 def _when_missing(
-    device: torch.device,
-    size: int,
-    page_size: int,
-    overrides: Overrides,
-    tolerate: Callable[[SWAAllocError], None],
-    ignored: tuple[str, ...],
+    device: torch.device, size: int, page_size: int, overrides: Overrides, notes: _Notes, misses: tuple[Miss, ...]
 ) -> _Found | None:
     # An AMD GPU is cuda to PyTorch and rocm to the command; auto finds any accelerator.
     where = "cpu" if device.type == "cpu" else "auto"
     pools = f"workload.size={size} workload.size_swa={size} workload.page_size={page_size}"
-    command = f"python -m autotune device={where} workload=default {pools}"
-    try:
-        asked = overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate"
-        on_missing: OnMissing = _one_of(OnMissing, "on_missing", asked)
-    except ProfileError as error:
-        tolerate(error)
-        on_missing = "default"
-    if on_missing == "default":
-        return None
+    command = f"`python -m autotune device={where} workload=default {pools}`"
+    nearest = _nearest(misses)
+    on_missing = _on_missing(overrides, notes)
+    if on_missing == "calibrate":
+        try:
+            return _calibrated(device, size, page_size, notes)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
+            notes.tolerate(CalibrationError(f"not calibrated: {error}{nearest}; to measure by hand: {command}"))
+            return None
+    missing = f"no profile for this {device.type} with {size} slots in pages of {page_size}"
     if on_missing == "error":
-        raise ProfileError(
-            f"no profile for this {device.type} with {size} slots in pages of {page_size} (looked in "
-            f"{' and '.join(str(store.directory) for store in stores())}"
-            f"{'; ignored ' if ignored else ''}{'; ignored '.join(ignored)}); make one with `{command}`"
-        )
+        looked = " and ".join(str(store.directory) for store in stores())
+        raise ProfileError(f"{missing} (looked in {looked}{nearest}); make one with {command}")
+    if misses:
+        notes.miss = f"{missing}, the defaults serve{nearest}; make one with {command}"
+    return None
+
+
+def _nearest(misses: tuple[Miss, ...]) -> str:
+    """Where the nearest of some profiles differs, as the end of a sentence; nothing where there are none."""
+    if not misses:
+        return ""
+    path, _, differences = misses[0]
+    rule = f"a profile serves pools of 1/{SAME_CLASS_FACTOR} to {SAME_CLASS_FACTOR} times its own size"
+    return f"; the nearest of {len(misses)}, {path}, differs: {'; '.join(differences)} ({rule})"
+
+
+def _on_missing(overrides: Overrides, notes: _Notes) -> OnMissing:
+    asked = overrides.on_missing or os.environ.get(ON_MISSING_VARIABLE) or "calibrate"
+    try:
+        chosen: OnMissing = _one_of(OnMissing, "on_missing", asked)
+    except ProfileError as error:
+        notes.tolerate(error)
+        return "default"
+    return chosen
+
+
+def _complete(device: torch.device, size: int, page_size: int, overrides: Overrides, notes: _Notes) -> _Found | None:
+    """What measuring makes of an unfinished profile, where that is wanted and works."""
+    if _on_missing(overrides, notes) != "calibrate":
+        return None
+    try:
+        return _calibrated(device, size, page_size, notes)
+    except Exception as error:  # noqa: BLE001 - what there is serves
+        notes.remarks.append(f"not calibrated: {error}")
+        return None
+
+
+def _calibrated(device: torch.device, size: int, page_size: int, notes: _Notes) -> _Found:
     # Needed by the first start on a machine, and by no other.
     from swa_alloc.startup import calibrate_at_startup
 
-    try:
-        if backend_of(device.type).capturing():
-            # To measure is to synchronize, which would end the capture with an error.
-            raise CalibrationError("a graph is being captured")  # noqa: TRY301 - told as whatever else stands in the way
-        profile, path = calibrate_at_startup(device, size, page_size)
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong in measuring, a server must start
-        tolerate(CalibrationError(f"not calibrated: {error}; to measure by hand: `{command}`"))
-        return None
-    return _Found(profile, "calibration at start-up", str(path))
+    if backend_of(device.type).capturing():
+        # To measure is to synchronize, which would end the capture with an error.
+        raise CalibrationError("a graph is being captured")
+    profile, path = calibrate_at_startup(device, size, page_size)
+    notes.remarks.extend(_gaps(str(path or "what was measured"), profile))
+    return _Found(profile, "calibration at start-up", str(path or "not saved"))
 
 
-def _from_profile(
-    found: _Found, objective: Objective | None, tolerate: Callable[[SWAAllocError], None]
-) -> Mapping[Key, Choice]:
+def _from_profile(found: _Found, objective: Objective | None, notes: _Notes) -> Mapping[Key, Choice]:
     profile, layer, source = found
     try:
         profile = profile.under(objective or profile.objective)
     except ProfileError as error:
-        tolerate(ProfileError(f"{source}: {error}"))
+        notes.tolerate(ProfileError(f"{source}: {error}"))
         return {}
-    choices = {}
-    for key in _keys():
-        decisions = tuple(d for dtype in INDEX_DTYPES for d in profile.decisions_for(*key, dtype))
-        if decisions:
-            choices[key] = Choice(*key, layer, source, _complete(decisions, key, profile), profile)
-    return choices
+    of_key: dict[Key, list[Decision]] = {}
+    for decision in profile.decisions:
+        of_key.setdefault(decision.kind[:2], []).append(decision)
+    return {
+        key: Choice(*key, layer, source, _for_any_dtype(decisions, key, profile), profile)
+        for key, decisions in of_key.items()
+    }
 
 
-def _complete(decisions: tuple[Decision, ...], key: Key, profile: StrategyProfile) -> tuple[Decision, ...]:
+def _for_any_dtype(decisions: Sequence[Decision], key: Key, profile: StrategyProfile) -> tuple[Decision, ...]:
     """``decisions``, with the default for an index dtype that the profile says nothing about."""
-    covered = {decision.index_dtype for decision in decisions}
+    covered = {decision.kind.index_dtype for decision in decisions}
     default = _everywhere(key, OPERATIONS[key[0]].default_strategy(profile.fingerprint.device_type))
-    return (*decisions, *(decision for decision in default if decision.index_dtype not in covered))
+    return (*decisions, *(decision for decision in default if decision.kind.index_dtype not in covered))

@@ -13,14 +13,13 @@ from swa_alloc.profile import StrategyProfile
 logger = logging.getLogger("swa_alloc")
 
 
-def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tuple[StrategyProfile, Path]:
-    """Measure on ``device`` for a mapping over ``size`` full slots, save to the user store, and return both.
+def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tuple[StrategyProfile, Path | None]:
+    """Measure on ``device`` for a mapping over ``size`` full slots: the profile, and where it was saved, if it was.
 
     Of several processes that start together one measures, the others wait for its profile.
 
     Raises:
         CalibrationError: measuring is not possible, with the reason.
-        ProfileError: the result cannot be saved.
     """
     try:
         # autotune imports hydra's and optuna's worlds: only a start that has to measure pays for them.
@@ -29,5 +28,7 @@ def calibrate_at_startup(device: torch.device, size: int, page_size: int) -> tup
         raise CalibrationError(
             f"measuring needs the autotune extra ({error.name} is missing); pip install 'swa-alloc[autotune]'"
         ) from error
-    logger.info("no profile fits %d slots in pages of %d on %s: measuring, a few seconds", size, page_size, device)
+    logger.info(
+        "no complete profile for %d slots in pages of %d on %s: measuring, some seconds", size, page_size, device
+    )
     return calibrate_for_mapping(device, size, page_size)

@@ -10,7 +10,17 @@ import torch
 
 from swa_alloc import _json
 from swa_alloc.errors import TraceError
-from swa_alloc.operations import OPERATIONS, PAGE, TOKEN, IndexDtype, Operation, OperationName, Target, TargetName
+from swa_alloc.operations import (
+    OPERATIONS,
+    PAGE,
+    TOKEN,
+    CallKind,
+    IndexDtype,
+    Operation,
+    OperationName,
+    Target,
+    TargetName,
+)
 from swa_alloc.profile import digest
 from swa_alloc.strategies import Bound, Strategy, create
 
@@ -37,6 +47,11 @@ class TraceEntry(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     layout: Layout
     weight: float
+
+    @property
+    def kind(self) -> CallKind:
+        """What was called."""
+        return CallKind(self.operation, self.target, self.index_dtype)
 
     def check(self) -> None:
         """Raise ValueError for impossible numbers."""

@@ -1,4 +1,4 @@
-"""What every SWA allocator must do, whoever wrote it: subclass ``AllocatorContract`` and say how to make one."""
+"""What every SWA allocator must do, whoever wrote it: subclass one of the contracts and say how to make one."""
 
 from __future__ import annotations
 
@@ -32,29 +32,33 @@ from swa_alloc.errors import PoolError
 Make = Callable[..., Any]
 
 FULL_PAGES, SWA_PAGES = 8, 6
+PAGE_SIZES = (1, 4, 64)
+
+
+def page_name(page_size: int) -> str:
+    return f"page{page_size}"
+
+
+# A page of one slot has no parts.
+WIDE_PAGES = pytest.mark.parametrize("page_size", [size for size in PAGE_SIZES if size > 1], ids=page_name)
 
 
 class AllocatorContract:
-    """Subclass it, and return from ``make`` a function that builds the allocator under test."""
+    """Subclass it, and return from ``make`` a function that builds the allocator under test.
 
-    # Whether frees whose SWA side is known by their very form must find it: row segments, page ids, and at page_size 1
-    # every set. Devices require it, since to look would be to wait, and so does checks="strict".
-    needs_mapped_peers = False
+    Frees whose SWA side is known by their very form may count on it: row segments, page ids, and at page_size 1 every
+    set. Devices do, since to look would be to wait, and so does checks="strict". For an allocator that looks, subclass
+    ``PaddingContract``.
+    """
 
     @pytest.fixture
     def make(self) -> Make:
         raise NotImplementedError
 
-    @pytest.fixture(params=[1, 4, 64], ids=lambda page_size: f"page{page_size}")
+    @pytest.fixture(params=PAGE_SIZES, ids=page_name)
     def page_size(self, request: pytest.FixtureRequest) -> int:
         size: int = request.param
         return size
-
-    @pytest.fixture
-    def wide_page_size(self, page_size: int) -> int:
-        if page_size == 1:
-            pytest.skip("a page of one slot has no parts")
-        return page_size
 
     @pytest.fixture
     def allocator(self, make: Make, page_size: int) -> Any:
@@ -172,12 +176,13 @@ class AllocatorContract:
         requests = [goes_on(middle, page_size), goes_on(boundary, page_size), Grow(0, 1)]
         check_growth(allocator, before, requests, extend(allocator, requests, dtype=dtype))
 
-    def test_extending_within_begun_pages_needs_no_free_page(self, make: Make, wide_page_size: int) -> None:
-        allocator = make(2 * wide_page_size, 2 * wide_page_size, wide_page_size, None)
+    @WIDE_PAGES
+    def test_extending_within_begun_pages_needs_no_free_page(self, make: Make, page_size: int) -> None:
+        allocator = make(2 * page_size, 2 * page_size, page_size, None)
         first, second = begin(allocator, 1, 2)
         before = Snapshot.of(allocator)
         assert before.full_free == before.swa_free == []
-        requests = [goes_on(first, wide_page_size - 1), goes_on(second, 1)]
+        requests = [goes_on(first, page_size - 1), goes_on(second, 1)]
         check_growth(allocator, before, requests, extend(allocator, requests))
 
     def test_a_request_that_grows_by_nothing_takes_no_part(self, allocator: Any, page_size: int) -> None:
@@ -210,10 +215,11 @@ class AllocatorContract:
         requests = [goes_on(row, page_size), Grow(0, 1)]
         check_growth(allocator, before, requests, extend(allocator, requests))
 
-    def test_the_slots_behind_the_last_token_have_no_peer(self, allocator: Any, wide_page_size: int) -> None:
-        (row,) = begin(allocator, wide_page_size + 1)
+    @WIDE_PAGES
+    def test_the_slots_behind_the_last_token_have_no_peer(self, allocator: Any, page_size: int) -> None:
+        (row,) = begin(allocator, page_size + 1)
         behind = int(row[-1]) + 1
-        assert allocator.full_to_swa_index_mapping[behind : behind + wide_page_size - 1].count_nonzero() == 0
+        assert allocator.full_to_swa_index_mapping[behind : behind + page_size - 1].count_nonzero() == 0
 
     def test_what_an_extension_returned_stays_the_callers_own(self, allocator: Any, page_size: int) -> None:
         (row,) = begin(allocator, 2 * page_size)
@@ -242,9 +248,10 @@ class AllocatorContract:
         requests = [goes_on(row, 1) for row in rows]
         check_growth(allocator, before, requests, decode(allocator, requests))
 
-    def test_decoding_where_none_crosses_needs_no_free_page(self, make: Make, wide_page_size: int) -> None:
-        allocator = make(2 * wide_page_size, 2 * wide_page_size, wide_page_size, None)
-        rows = begin(allocator, 1, wide_page_size - 1)
+    @WIDE_PAGES
+    def test_decoding_where_none_crosses_needs_no_free_page(self, make: Make, page_size: int) -> None:
+        allocator = make(2 * page_size, 2 * page_size, page_size, None)
+        rows = begin(allocator, 1, page_size - 1)
         before = Snapshot.of(allocator)
         requests = [goes_on(row, 1) for row in rows]
         check_growth(allocator, before, requests, decode(allocator, requests))
@@ -348,16 +355,17 @@ class AllocatorContract:
         assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
         assert allocator.translate_loc_from_full_to_swa(other).tolist() == peers.tolist()
 
+    @WIDE_PAGES
     @pytest.mark.parametrize("tail", ["next_page", "this_page"])
     def test_stale_entries_in_a_begun_page_are_cleared_outside_the_tail(
-        self, allocator: Any, wide_page_size: int, tail: str
+        self, allocator: Any, page_size: int, tail: str
     ) -> None:
         # cases.md 2
-        row, other = begin(allocator, wide_page_size // 2, wide_page_size)
+        row, other = begin(allocator, page_size // 2, page_size)
         peers = allocator.translate_loc_from_full_to_swa(row)
-        stale = allocator.full_to_swa_index_mapping[:-1].view(-1, wide_page_size)[pages_of(row, wide_page_size)[0]]
-        stale[wide_page_size // 2 :] = allocator.translate_loc_from_full_to_swa(other)[wide_page_size // 2 :]
-        tokens = wide_page_size if tail == "next_page" else wide_page_size - wide_page_size // 2
+        stale = allocator.full_to_swa_index_mapping[:-1].view(-1, page_size)[pages_of(row, page_size)[0]]
+        stale[page_size // 2 :] = allocator.translate_loc_from_full_to_swa(other)[page_size // 2 :]
+        tokens = page_size if tail == "next_page" else page_size - page_size // 2
         slots = extend(allocator, [goes_on(row, tokens)], swa_tail_len=1)
         assert slots is not None
         assert allocator.translate_loc_from_full_to_swa(slots).count_nonzero() == 1
@@ -385,17 +393,18 @@ class AllocatorContract:
         lend(allocator.free_segment, row[page_size:], start_pos=page_size)
         lend(allocator.free_full_segment, row[:page_size], start_pos=0)
 
-    def test_a_set_finds_every_swa_page_of_an_unaligned_tail(self, allocator: Any, wide_page_size: int) -> None:
+    @WIDE_PAGES
+    def test_a_set_finds_every_swa_page_of_an_unaligned_tail(self, allocator: Any, page_size: int) -> None:
         start = Snapshot.of(allocator)
         # The tail begins inside a full page, so full pages and SWA pages are out of step.
-        slots = extend(allocator, [Grow(0, 3 * wide_page_size)], swa_tail_len=wide_page_size + 2)
+        slots = extend(allocator, [Grow(0, 3 * page_size)], swa_tail_len=page_size + 2)
         assert slots is not None
-        assert allocator.swa_available_size() == (SWA_PAGES - 2) * wide_page_size
+        assert allocator.swa_available_size() == (SWA_PAGES - 2) * page_size
         lend(allocator.free_swa, slots)
-        assert allocator.swa_available_size() == SWA_PAGES * wide_page_size
+        assert allocator.swa_available_size() == SWA_PAGES * page_size
         lend(allocator.free_full, slots)
         assert Snapshot.of(allocator) == start
-        slots = extend(allocator, [Grow(0, 3 * wide_page_size)], swa_tail_len=wide_page_size + 2)
+        slots = extend(allocator, [Grow(0, 3 * page_size)], swa_tail_len=page_size + 2)
         assert slots is not None
         lend(allocator.free, slots)
         assert Snapshot.of(allocator) == start
@@ -424,8 +433,8 @@ class AllocatorContract:
         assert allocator.translate_loc_from_full_to_swa(slots[: 2 * page_size]).tolist() == [0] * 2 * page_size
         assert 0 not in allocator.translate_loc_from_full_to_swa(slots[2 * page_size :]).tolist()
 
+    @WIDE_PAGES
     def test_free_swa_passes_over_what_it_has_freed_before(self, allocator: Any, page_size: int) -> None:
-        self.unless_peers_are_needed(page_size)
         slots = allocator.alloc(3 * page_size)
         for _ in range(2):
             lend(allocator.free_swa, slots[: 2 * page_size])
@@ -439,46 +448,31 @@ class AllocatorContract:
         assert allocator.full_available_size() == FULL_PAGES * page_size
         assert allocator.swa_available_size() == SWA_PAGES * page_size
 
+    @WIDE_PAGES
     def test_free_passes_over_slots_whose_swa_side_is_gone(self, allocator: Any, page_size: int) -> None:
         # cases.md 6
-        self.unless_peers_are_needed(page_size)
         before = Snapshot.of(allocator)
         slots = allocator.alloc(3 * page_size)
         allocator.free_swa(slots[page_size : 2 * page_size])
         lend(allocator.free, slots)
         assert Snapshot.of(allocator) == before
 
-    def test_slot_0_and_unmapped_slots_are_passed_over_and_their_mapped_neighbours_released(
-        self, allocator: Any, page_size: int
-    ) -> None:
-        # cases.md 6
-        if self.needs_mapped_peers:
-            pytest.skip("what nobody was given must not be freed")
-        slots = allocator.alloc(2 * page_size)
-        never_allocated = torch.tensor([FULL_PAGES * page_size])
-        padding = torch.arange(page_size)
-        allocator.free_swa(torch.cat((padding, slots[:page_size], never_allocated)))
-        assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
-        allocator.free(torch.cat((slots, padding)))
-        after = Snapshot.of(allocator)
-        # Padding entered no list: every page from 1 up is there, once.
-        assert after.full_free == list(range(1, FULL_PAGES + 1))
-        assert after.swa_free == list(range(1, SWA_PAGES + 1))
-
-    def test_freeing_one_slot_of_a_page_releases_the_page_once(self, allocator: Any, wide_page_size: int) -> None:
+    @WIDE_PAGES
+    def test_freeing_one_slot_of_a_page_releases_the_page_once(self, allocator: Any, page_size: int) -> None:
         # cases.md 1
-        slots = allocator.alloc(2 * wide_page_size)
-        for slot in (wide_page_size // 2, wide_page_size - 1):
+        slots = allocator.alloc(2 * page_size)
+        for slot in (page_size // 2, page_size - 1):
             lend(allocator.free_swa, slots[slot : slot + 1])
-            assert allocator.swa_available_size() == (SWA_PAGES - 1) * wide_page_size
-            assert allocator.translate_loc_from_full_to_swa(slots[:wide_page_size]).tolist() == [0] * wide_page_size
-            assert 0 not in allocator.translate_loc_from_full_to_swa(slots[wide_page_size:]).tolist()
+            assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
+            assert allocator.translate_loc_from_full_to_swa(slots[:page_size]).tolist() == [0] * page_size
+            assert 0 not in allocator.translate_loc_from_full_to_swa(slots[page_size:]).tolist()
         lend(allocator.free_full, slots[:1])
-        assert allocator.full_available_size() == (FULL_PAGES - 1) * wide_page_size
+        assert allocator.full_available_size() == (FULL_PAGES - 1) * page_size
 
-    def test_several_slots_of_a_page_in_one_set_release_it_once(self, allocator: Any, wide_page_size: int) -> None:
+    @WIDE_PAGES
+    def test_several_slots_of_a_page_in_one_set_release_it_once(self, allocator: Any, page_size: int) -> None:
         before = Snapshot.of(allocator)
-        slots = allocator.alloc(2 * wide_page_size)
+        slots = allocator.alloc(2 * page_size)
         # The first page's slots lie on both sides of the second's.
         lend(allocator.free, torch.cat((slots[1:3], slots[-2:], slots[:1])))
         assert Snapshot.of(allocator) == before
@@ -539,13 +533,12 @@ class AllocatorContract:
         lend(allocator.free_segment, row[2 * page_size :], form, start_pos=2 * page_size)
         assert allocator.full_available_size() == FULL_PAGES * page_size
 
-    def test_a_segment_that_ends_inside_a_page_gives_back_the_whole_page(
-        self, allocator: Any, wide_page_size: int
-    ) -> None:
-        (row,) = begin(allocator, 2 * wide_page_size)
-        lend(allocator.free_segment, row[: wide_page_size + 1], start_pos=0)
-        assert allocator.full_available_size() == FULL_PAGES * wide_page_size
-        assert allocator.swa_available_size() == SWA_PAGES * wide_page_size
+    @WIDE_PAGES
+    def test_a_segment_that_ends_inside_a_page_gives_back_the_whole_page(self, allocator: Any, page_size: int) -> None:
+        (row,) = begin(allocator, 2 * page_size)
+        lend(allocator.free_segment, row[: page_size + 1], start_pos=0)
+        assert allocator.full_available_size() == FULL_PAGES * page_size
+        assert allocator.swa_available_size() == SWA_PAGES * page_size
         assert allocator.translate_loc_from_full_to_swa(row).count_nonzero() == 0
 
     @pytest.mark.parametrize("form", ROWS)
@@ -571,18 +564,6 @@ class AllocatorContract:
         allocator.free_full_segments([])
         assert allocator.full_available_size() == (FULL_PAGES - 2) * page_size
 
-    def test_a_segment_passes_over_pages_whose_swa_side_is_gone(self, allocator: Any, page_size: int) -> None:
-        # cases.md 6, on a CPU
-        if self.needs_mapped_peers:
-            pytest.skip("segments need mapped peers")
-        before = Snapshot.of(allocator)
-        (row,) = begin(allocator, 3 * page_size)
-        allocator.free_swa(row[page_size : 2 * page_size])
-        lend(allocator.free_swa_segment, row[: 2 * page_size], start_pos=0)
-        assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
-        lend(allocator.free_segment, row, start_pos=0)
-        assert Snapshot.of(allocator) == before
-
     # --- page ids
 
     @pytest.mark.parametrize("form", FORMS)
@@ -597,16 +578,6 @@ class AllocatorContract:
         assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
         assert allocator.translate_loc_from_full_to_swa(slots[page_size:]).count_nonzero() == 0
         lend(allocator.free_page_ids, pages[:1], form)
-        assert Snapshot.of(allocator) == before
-
-    def test_freed_page_ids_pass_over_an_swa_side_that_is_gone(self, allocator: Any, page_size: int) -> None:
-        # cases.md 6, on a CPU
-        if self.needs_mapped_peers:
-            pytest.skip("page ids need mapped peers")
-        before = Snapshot.of(allocator)
-        slots = allocator.alloc(2 * page_size)
-        allocator.free_swa(slots[:page_size])
-        lend(allocator.free_page_ids, torch.tensor(pages_of(slots, page_size)))
         assert Snapshot.of(allocator) == before
 
     # --- freeing nothing
@@ -759,26 +730,26 @@ class AllocatorContract:
         assert len(after.full_free) == FULL_PAGES - 1
         assert len(after.swa_free) == SWA_PAGES - 1
 
+    @WIDE_PAGES
     def test_decoding_inside_a_group_reads_the_peer_of_the_last_slot_as_it_is_now(
-        self, allocator: Any, wide_page_size: int
+        self, allocator: Any, page_size: int
     ) -> None:
-        row, other = begin(allocator, 1, wide_page_size)
+        row, other = begin(allocator, 1, page_size)
         with allocator.free_group():
             lend(allocator.free_segment, other, start_pos=0)
             before = Snapshot.of(allocator)
             check_growth(allocator, before, [goes_on(row, 1)], decode(allocator, [goes_on(row, 1)]))
 
-    def test_parts_of_a_page_freed_as_sets_in_one_group_release_it_once(
-        self, allocator: Any, wide_page_size: int
-    ) -> None:
+    @WIDE_PAGES
+    def test_parts_of_a_page_freed_as_sets_in_one_group_release_it_once(self, allocator: Any, page_size: int) -> None:
         start = Snapshot.of(allocator)
-        slots = allocator.alloc(2 * wide_page_size)
+        slots = allocator.alloc(2 * page_size)
         with allocator.free_group():
             lend(allocator.free, slots[:1])
-            lend(allocator.free, slots[1 : wide_page_size + 1])
-            lend(allocator.free, slots[wide_page_size + 1 :])
+            lend(allocator.free, slots[1 : page_size + 1])
+            lend(allocator.free, slots[page_size + 1 :])
         assert Snapshot.of(allocator) == start
-        slots = allocator.alloc(2 * wide_page_size)
+        slots = allocator.alloc(2 * page_size)
         with allocator.free_group():
             lend(allocator.free_swa, slots[:1])
             lend(allocator.free_swa, slots[1:])
@@ -786,14 +757,13 @@ class AllocatorContract:
             lend(allocator.free_full, slots[-1:])
         assert Snapshot.of(allocator) == start
 
-    def test_a_set_in_a_group_passes_over_what_a_segment_freed_before_it(
-        self, allocator: Any, wide_page_size: int
-    ) -> None:
-        (row,) = begin(allocator, 3 * wide_page_size)
+    @WIDE_PAGES
+    def test_a_set_in_a_group_passes_over_what_a_segment_freed_before_it(self, allocator: Any, page_size: int) -> None:
+        (row,) = begin(allocator, 3 * page_size)
         with allocator.free_group():
-            lend(allocator.free_swa_segment, row[:wide_page_size], start_pos=0)
-            lend(allocator.free_swa, row[: 2 * wide_page_size])
-        assert allocator.swa_available_size() == (SWA_PAGES - 1) * wide_page_size
+            lend(allocator.free_swa_segment, row[:page_size], start_pos=0)
+            lend(allocator.free_swa, row[: 2 * page_size])
+        assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
 
     def test_free_inside_a_group_gives_back_both_sides_after_a_segment_of_the_row_left_the_window(
         self, allocator: Any, page_size: int
@@ -1034,12 +1004,11 @@ class AllocatorContract:
         allocator.free(slots)
         assert allocator.available_size() == SWA_PAGES * page_size
 
-    def test_a_resize_to_parts_of_pages_is_refused_and_changes_nothing(
-        self, allocator: Any, wide_page_size: int
-    ) -> None:
-        allocator.alloc(wide_page_size)
-        for full, swa in ((wide_page_size + 1, wide_page_size), (wide_page_size, wide_page_size + 1)):
-            with refused(allocator, f"multiple of page_size {wide_page_size}, not {wide_page_size + 1}"):
+    @WIDE_PAGES
+    def test_a_resize_to_parts_of_pages_is_refused_and_changes_nothing(self, allocator: Any, page_size: int) -> None:
+        allocator.alloc(page_size)
+        for full, swa in ((page_size + 1, page_size), (page_size, page_size + 1)):
+            with refused(allocator, f"multiple of page_size {page_size}, not {page_size + 1}"):
                 allocator.resize(config(full, swa))
 
     # --- the KV cache
@@ -1073,25 +1042,26 @@ class AllocatorContract:
         with pytest.raises(PoolError, match=rf"^{name} must be a multiple of page_size 4, not 10"):
             make(sizes["size"], sizes["size_swa"], 4, None)
 
+    @WIDE_PAGES
     @pytest.mark.parametrize("grouped", [False, True], ids=["", "grouped"])
     def test_a_segment_that_starts_inside_a_page_is_refused(
         self,
         allocator: Any,
-        wide_page_size: int,
+        page_size: int,
         grouped: bool,  # noqa: FBT001 - a case
     ) -> None:
-        row, out = begin(allocator, 2 * wide_page_size, 2 * wide_page_size)
+        row, out = begin(allocator, 2 * page_size, 2 * page_size)
         allocator.free_swa(out)
-        start = wide_page_size // 2
+        start = page_size // 2
         if grouped:
             allocator.free_group_begin()
         for free, segment in (("segment", row), ("swa_segment", row), ("full_segment", out)):
             with refused(allocator, f"start_pos .* page .*{start}"):
                 getattr(allocator, f"free_{free}")(segment[start:], start_pos=start)
         for free, segment in (("segments", row), ("full_segments", out)):
-            first = segment[:wide_page_size]
-            with refused(allocator, f"start_pos .* page .*{wide_page_size + 1}"):
-                getattr(allocator, f"free_{free}")([(first, 0), (segment[wide_page_size + 1 :], wide_page_size + 1)])
+            first = segment[:page_size]
+            with refused(allocator, f"start_pos .* page .*{page_size + 1}"):
+                getattr(allocator, f"free_{free}")([(first, 0), (segment[page_size + 1 :], page_size + 1)])
         if grouped:
             before = Snapshot.of(allocator)
             allocator.free_group_end()
@@ -1205,7 +1175,47 @@ class AllocatorContract:
             # Length 1 would broadcast.
             allocator.set_full_to_swa_mapping(slots, slots[:1])
 
-    def unless_peers_are_needed(self, page_size: int) -> None:
-        """Skip where a set at this page size must not pass over slots whose SWA side is gone."""
-        if self.needs_mapped_peers and page_size == 1:
-            pytest.skip("at page_size 1 a set needs mapped peers")
+
+class PaddingContract(AllocatorContract):
+    """And of an allocator that looks for padding, as on a CPU: every free passes over slots without an SWA side."""
+
+    # These two hold at page_size 1 as well.
+
+    def test_free_swa_passes_over_what_it_has_freed_before(self, allocator: Any, page_size: int) -> None:
+        super().test_free_swa_passes_over_what_it_has_freed_before(allocator, page_size)
+
+    def test_free_passes_over_slots_whose_swa_side_is_gone(self, allocator: Any, page_size: int) -> None:
+        super().test_free_passes_over_slots_whose_swa_side_is_gone(allocator, page_size)
+
+    def test_slot_0_and_unmapped_slots_are_passed_over_and_their_mapped_neighbours_released(
+        self, allocator: Any, page_size: int
+    ) -> None:
+        # cases.md 6
+        slots = allocator.alloc(2 * page_size)
+        never_allocated = torch.tensor([FULL_PAGES * page_size])
+        padding = torch.arange(page_size)
+        allocator.free_swa(torch.cat((padding, slots[:page_size], never_allocated)))
+        assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
+        allocator.free(torch.cat((slots, padding)))
+        after = Snapshot.of(allocator)
+        # Padding entered no list: every page from 1 up is there, once.
+        assert after.full_free == list(range(1, FULL_PAGES + 1))
+        assert after.swa_free == list(range(1, SWA_PAGES + 1))
+
+    def test_a_segment_passes_over_pages_whose_swa_side_is_gone(self, allocator: Any, page_size: int) -> None:
+        # cases.md 6
+        before = Snapshot.of(allocator)
+        (row,) = begin(allocator, 3 * page_size)
+        allocator.free_swa(row[page_size : 2 * page_size])
+        lend(allocator.free_swa_segment, row[: 2 * page_size], start_pos=0)
+        assert allocator.swa_available_size() == (SWA_PAGES - 1) * page_size
+        lend(allocator.free_segment, row, start_pos=0)
+        assert Snapshot.of(allocator) == before
+
+    def test_freed_page_ids_pass_over_an_swa_side_that_is_gone(self, allocator: Any, page_size: int) -> None:
+        # cases.md 6
+        before = Snapshot.of(allocator)
+        slots = allocator.alloc(2 * page_size)
+        allocator.free_swa(slots[:page_size])
+        lend(allocator.free_page_ids, torch.tensor(pages_of(slots, page_size)))
+        assert Snapshot.of(allocator) == before

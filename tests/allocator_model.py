@@ -68,7 +68,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Subclass it, say how to ``make`` an allocator, and with which pages."""
 
     page_size = 1
-    # As in AllocatorContract.
+    # Whether it is held to AllocatorContract alone, and not to PaddingContract.
     needs_mapped_peers = False
     # Whether the full pool itself is asked to free, as SGLang's caches do.
     asks_the_full_pool = True

@@ -10,15 +10,17 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swa_alloc.evidence import CandidateMeasurement, Evidence, Ineligible, Measurement
+from swa_alloc.evidence import CandidateMeasurement, Evidence, Ineligible, Measurement, Standing, Verdict
 from swa_alloc.fingerprint import Fingerprint, fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, CallKind, Objective
 from swa_alloc.profile import Decision, ProfileWorkload, Provenance, StrategyProfile
 
 CPU = torch.device("cpu")
 
 # The pool that the default profile was "measured" for.
 SIZE, PAGE_SIZE = 256, 4
+
+OBJECTIVES: tuple[Objective, ...] = ("serving", "latency")
 
 # A shared machine stalls now and then, so no deadline; and no database, since a test leaves nothing behind.
 PROPERTY = settings(
@@ -57,7 +59,8 @@ def decide(
     ties: tuple[str, ...] = (),
 ) -> Decision:
     """One decision, for clear unless told otherwise."""
-    return Decision(operation, target, index_dtype, max_indices, strategy, params or {}, 0.03, ties)  # type: ignore[arg-type]  # plain strs where the fields are Literals
+    kind = CallKind(operation, target, index_dtype)  # type: ignore[arg-type]  # plain strs where the fields are Literals
+    return Decision(kind, max_indices, strategy, params or {}, 0.03, ties)
 
 
 def decide_all(strategy: str, params: dict[str, Any] | None = None) -> tuple[Decision, ...]:
@@ -88,7 +91,8 @@ def make_provenance(created: str = "2026-09-30T12:00:00Z", **changes: Any) -> Pr
         created=created,
         measuring_s=1.5,
         request="0123456789ab",
-        effort={"rounds": 64.0},
+        effort={"budget_s": 5.0, "rounds": 64.0},
+        rounds=640,
         config={"device": "cpu", "calibration": {"budget_s": 5}},
         overrides=("device=cpu",),
         environment={"OMP_NUM_THREADS": "1"},
@@ -96,35 +100,65 @@ def make_provenance(created: str = "2026-09-30T12:00:00Z", **changes: Any) -> Pr
     return provenance._replace(**changes)
 
 
-def make_candidate(strategy: str = "index_fill", ratio: float | None = 1.0, **changes: Any) -> CandidateMeasurement:
-    """One candidate of a race."""
+def make_standing(ratio: float | None = 1.0, *, cost_us: float = 1.0) -> Standing:
+    """How a candidate did under an objective."""
     low, high = (None, None) if ratio is None else (ratio - 0.01, ratio + 0.01)
+    return Standing(cost_us, 1.25 * cost_us, ratio, low, high)
+
+
+def make_candidate(
+    strategy: str = "index_fill", ratio: float | None = 1.0, *, cost_us: float = 1.0, **changes: Any
+) -> CandidateMeasurement:
+    """One candidate of a race, the same under every objective."""
     measured = CandidateMeasurement(
-        *(strategy, {}, 1.0, 1.0, 1.0, "asynchronous", -0.01, 0.02, 0.0, True, 1.25, ratio, low, high, 64, 0),
+        strategy=strategy,
+        params={},
+        cold_us=cost_us,
+        host_us=cost_us,
+        device_us=cost_us,
+        wall_us=cost_us,
+        stall="asynchronous",
+        stall_share=0.02,
+        stall_us=0.0,
+        capturable=True,
+        standings=dict.fromkeys(OBJECTIVES, make_standing(ratio, cost_us=cost_us)),
+        rounds=64,
+        dropped=0,
         state="complete",
     )
     return measured._replace(**changes)
 
 
-def make_evidence() -> Evidence:
-    """A race that ``index_put`` won, and a candidate that could not take part."""
+def make_verdict(choice: str = "index_put", ties: tuple[str, ...] = ("scatter",)) -> Verdict:
+    """What a race says under an objective."""
+    return Verdict(choice=choice, level=(choice,), ties=ties, margin=0.03)
+
+
+def make_measurement(*candidates: CandidateMeasurement, verdict: Verdict | None = None, **changes: Any) -> Measurement:
+    """A race of clears, with the same verdict under every objective."""
     race = Measurement(
-        operation="clear",
-        target="token",
-        index_dtype="int64",
+        kind=CallKind("clear", "token", "int64"),
         indices=64,
         layout="pages",
         weight=0.5,
-        margin=0.03,
+        settled=True,
         noise_floor=0.01,
-        ties=("scatter",),
-        candidates=(make_candidate("index_put", 0.75), make_candidate("index_fill"), make_candidate("scatter", None)),
+        verdicts=dict.fromkeys(OBJECTIVES, verdict or make_verdict()),
+        candidates=candidates,
     )
-    out = Ineligible("clear", "token", "int64", "triton_fill", {"block": 256}, "unavailable", "Triton is not installed")
+    return race._replace(**changes)
+
+
+def make_evidence() -> Evidence:
+    """A race that ``index_put`` won, and a candidate that could not take part."""
+    race = make_measurement(
+        make_candidate("index_put", 0.75), make_candidate("index_fill"), make_candidate("scatter", None)
+    )
+    out = Ineligible(race.kind, "triton_fill", {"block": 256}, "unavailable", "Triton is not installed")
     return Evidence((race,), (out,))
 
 
-def make_profile(
+def make_profile(  # noqa: PLR0913 - each test says what matters to it
     strategy: str = "index_put",
     *,
     size: int = SIZE,
@@ -134,15 +168,18 @@ def make_profile(
     provenance: Provenance | None = None,
     evidence: Evidence | None = None,
     workload: str = "tests",
+    missing: tuple[str, ...] = (),
 ) -> StrategyProfile:
-    """A profile for this machine, unless told otherwise, that gives every clear to ``strategy``."""
+    """A profile for this machine, unless told otherwise, that gives every clear to ``strategy`` for any objective."""
+    chosen = decide_all(strategy) if decisions is None else decisions
     return StrategyProfile(
         fingerprint=machine or here(),
         workload=ProfileWorkload(workload, size, page_size, 250.0, "ba9876543210"),
         objective="latency",
-        decisions=decide_all(strategy) if decisions is None else decisions,
+        answers=dict.fromkeys(OBJECTIVES, chosen),
         provenance=provenance or make_provenance(),
         evidence=evidence or make_evidence(),
+        missing=missing,
     )
 
 
@@ -155,13 +192,20 @@ def make_document() -> dict[str, Any]:
         decide("subscript_assign", target="page", index_dtype="int32"),
         decide("read_then_clear", operation="take", target="page", params={"clear": "index_put"}),
     )
-    document: dict[str, Any] = json.loads(json.dumps(make_profile(decisions=decisions).document()))
+    profile = make_profile(decisions=decisions, missing=("set.token.int32 at 384",))
+    document: dict[str, Any] = json.loads(json.dumps(profile.document()))
+    return document
+
+
+def make_evidence_document() -> dict[str, Any]:
+    """An evidence file as JSON types, every kind of field in it."""
+    document: dict[str, Any] = json.loads(json.dumps(make_evidence().document()))
     return document
 
 
 def save_in(directory: Path, profile: StrategyProfile) -> Path:
     """Save under the name that the stores expect."""
-    return profile.save(directory / f"{profile.key}.json")
+    return profile.save(directory / profile.file_name)
 
 
 def write_json(path: Path, document: object) -> Path:

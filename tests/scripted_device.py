@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pytest
 import torch
 
-from autotune.calibrate import measure
+from autotune.calibrate import measure as _measure
 from autotune.config import Calibration
 from autotune.devices import Call, Device, Sample
 from autotune.request import Request
@@ -29,22 +28,17 @@ Cost = Callable[[str, int], Any]  # label, number of indices -> microseconds a c
 
 
 class Clock:
-    """Seconds that pass only when somebody says so."""
+    """Seconds that pass only when somebody says so, and a little at each look, so that no wait is for free."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def __call__(self) -> float:
+        self.advance(1e-6)
         return self.now
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
-
-    def rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Become the clock of the whole search."""
-        for module in ("search", "contest", "calibrate"):
-            monkeypatch.setattr(f"autotune.{module}.monotonic", self)
-        monkeypatch.setattr("autotune.screening.perf_counter", self)
 
 
 class ScriptedDevice(Device):
@@ -53,35 +47,39 @@ class ScriptedDevice(Device):
     Args:
         cost: From a candidate's label and the number of indices to what a call costs.
         clock: Advances by what the calls cost.
+        cold: By label, how many times longer a call takes to return after a model's step.
         noise: Standard deviation of the logarithm of each sample.
         drift: Factor on every sample at a time in seconds since the start: a machine whose speed changes.
-        stall: By label, the share of a backlog that a call waits for; with it the device is an asynchronous one.
+        stall: By label and number of indices, the share of a backlog that a call waits for; with it the device is an
+            asynchronous one.
         jitter: What is added to the microseconds that calls behind a backlog take to return.
         captures: By label, whether a call can be captured; with it the device has graphs.
         seed: Of the noise.
     """
 
     torch_device = torch.device("cpu")
-    default_objective = "latency"
-    kernel_us = 150.0
+    budget_s = 5.0
+    step_us = 150.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a script has many parts
         self,
         cost: Cost,
         clock: Clock,
         *,
+        cold: Callable[[str], float] = lambda _label: 4.0,
         noise: float = 0.0,
         drift: Callable[[float], float] = lambda _now: 1.0,
-        stall: Callable[[str], float] | None = None,
+        stall: Callable[[str, int], float] | None = None,
         jitter: Callable[[np.random.Generator], float] = lambda _generator: 0.0,
         captures: Callable[[str], bool] | None = None,
         seed: int = 12345,
     ) -> None:
         self._stall = stall
+        self._cold = cold
         self._jitter = jitter
         self._captures = captures
         self._cost = cost
-        self._clock = clock
+        self.clock = clock
         self._start = clock.now
         self._noise = noise
         self._drift = drift
@@ -98,23 +96,39 @@ class ScriptedDevice(Device):
         call(*block[0])
         cost = self._cost(label, block[0][0].numel())
         sample = cost if isinstance(cost, Sample) else Sample(cost, cost, cost)
-        factor = math.exp(self._random.normal(0.0, self._noise)) * self._drift(self._clock.now - self._start)
+        factor = math.exp(self._random.normal(0.0, self._noise)) * self._drift(self.clock.now - self._start)
         us = sample.wall_us * factor
         # An impossible time takes some time, too.
-        self._clock.advance((us if math.isfinite(us) and us > 0 else 10.0) * len(block) / 1e6)
+        self.clock.advance((us if math.isfinite(us) and us > 0 else 10.0) * len(block) / 1e6)
         return Sample(sample.host_us * factor, sample.device_us * factor, us)
 
-    def return_us(self, call: Call, block: Sequence[tuple[torch.Tensor, ...]], kernels: int) -> float | None:
+    def cold_us(self, call: Call, arguments: tuple[torch.Tensor, ...]) -> float:
+        label = getattr(call, "label", DEFAULT)
+        cost = self._cost(label, arguments[0].numel())
+        cold_us = cost.host_us if isinstance(cost, Sample) else cost
+        factor = math.exp(self._random.normal(0.0, self._noise)) * self._drift(self.clock.now - self._start)
+        us = self._cold(label) * cold_us * factor
+        self.clock.advance((self.step_us + (us if math.isfinite(us) and us > 0 else 10.0)) / 1e6)
+        call(*arguments)
+        return us
+
+    @property
+    def kernel_us(self) -> float:
+        return 0.0 if self._stall is None else 150.0
+
+    def return_us(
+        self, call: Call, block: Sequence[tuple[torch.Tensor, ...]], backlog_us: float
+    ) -> tuple[float, float] | None:
         if self._stall is None:
             return None
         label = getattr(call, "label", DEFAULT)
         cost = self._cost(label, block[0][0].numel())
         host_us = cost.host_us if isinstance(cost, Sample) else cost
-        backlog_us = kernels * self.kernel_us
         factor = math.exp(self._random.normal(0.0, self._noise))
-        self._clock.advance(backlog_us / 1e6)
+        self.clock.advance(backlog_us / 1e6)
         # Whoever waits for the backlog waits once: the block's later calls find an idle stream.
-        return float(host_us * len(block) * factor + self._stall(label) * backlog_us + self._jitter(self._random))
+        waited_us = self._stall(label, block[0][0].numel()) * backlog_us
+        return float(host_us * len(block) * factor + waited_us + self._jitter(self._random)), backlog_us
 
     def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:
         if self._captures is None:
@@ -163,13 +177,20 @@ def named(name: str, **members: Any) -> type[ScriptedStrategy]:
     return type(name, (ScriptedStrategy,), {"name": name, **members})
 
 
-SETTINGS = Calibration(budget_s=5.0, sizes=6, passes=4, rounds=24)
+def measure(request: Request, **options: Any) -> StrategyProfile:
+    """Carry out a request by its scripted device's own clock."""
+    device = request.device
+    assert isinstance(device, ScriptedDevice)
+    return _measure(request, clock=device.clock, **options)
+
+
+SETTINGS = Calibration(budget_s=5.0)
 
 
 def request(
     device: Device,
     strategies: Sequence[str],
-    counts: Sequence[int] = (8, 64, 1024),
+    counts: Sequence[int] = (1, 64, 1024),
     *,
     page_size: int = 1,
     settings: Calibration = SETTINGS,
@@ -188,6 +209,7 @@ def request(
         objective or device.default_objective,
         settings,
         {"clear": tuple(strategies)},
+        {"clear": DEFAULT},
         {},
         require_capturable=require_capturable,
     )
@@ -198,7 +220,7 @@ def recorded(profile: StrategyProfile, index_dtype: str = "int32") -> Cost:
     found = {
         (candidate.label, measurement.indices): Sample(candidate.host_us, candidate.device_us, candidate.wall_us)
         for measurement in profile.evidence.measurements
-        if (measurement.operation, measurement.target, measurement.index_dtype) == ("clear", "token", index_dtype)
+        if measurement.kind == ("clear", "token", index_dtype)
         for candidate in measurement.candidates
     }
     return lambda label, count: found[label, count]
@@ -208,7 +230,7 @@ def winners(profile: StrategyProfile) -> Mapping[tuple[str, str], set[str]]:
     """The labels that each target and index dtype uses, whatever the size."""
     found: dict[tuple[str, str], set[str]] = {}
     for decision in profile.decisions:
-        found.setdefault((decision.target, decision.index_dtype), set()).add(decision.label)
+        found.setdefault((decision.kind.target, decision.kind.index_dtype), set()).add(decision.label)
     return found
 
 

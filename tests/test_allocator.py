@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from allocator_calls import Snapshot, config
-from allocator_contract import AllocatorContract, Make
+from allocator_contract import AllocatorContract, Make, PaddingContract
 from builders import CPU, make_profile
 
 from swa_alloc import SWATokenToKVPoolAllocator
@@ -20,13 +20,13 @@ def _make(size: int, size_swa: int, page_size: int, kvcache: Any = None, **keywo
     return SWATokenToKVPoolAllocator(size, size_swa, page_size, torch.bfloat16, "cpu", kvcache, **keywords)
 
 
-class TestAllocator(AllocatorContract):
+class TestAllocator(PaddingContract):
     @pytest.fixture(params=[False, True], ids=["unsorted", "need_sort"])
     def make(self, request: pytest.FixtureRequest) -> Make:
         return lambda *arguments: _make(*arguments, need_sort=request.param)
 
 
-class TestAllocatorThatClearsThroughAProfile(AllocatorContract):
+class TestAllocatorThatClearsThroughAProfile(PaddingContract):
     """A mask over the whole table changes nothing of what an allocator does; for others, see the model."""
 
     @pytest.fixture
@@ -37,8 +37,6 @@ class TestAllocatorThatClearsThroughAProfile(AllocatorContract):
 class TestAllocatorThatLooksForNoPadding(AllocatorContract):
     """What devices do, where to look for padding would be to wait for it."""
 
-    needs_mapped_peers = True
-
     @pytest.fixture
     def make(self, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr("swa_alloc.pool.PADDING_FILTERS", {})
@@ -46,8 +44,6 @@ class TestAllocatorThatLooksForNoPadding(AllocatorContract):
 
 
 class TestStrictAllocator(AllocatorContract):
-    needs_mapped_peers = True
-
     @pytest.fixture
     def make(self) -> Make:
         return lambda *arguments: _make(*arguments, checks="strict")
@@ -55,8 +51,6 @@ class TestStrictAllocator(AllocatorContract):
 
 class TestAsyncAllocator(AllocatorContract):
     """Nothing that the contract's callers do is a violation, but for what they do to see it refused."""
-
-    needs_mapped_peers = True
 
     @pytest.fixture
     def make(self, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Any:

@@ -11,17 +11,19 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+from conftest import Run
 
-import autotune.search
+import autotune.bench.bench
+from autotune.bench.sandbox import Sandbox
 from autotune.calibrate import calibrate, make_request, measure
 from autotune.config import Calibration, Workload, load_group
+from autotune.contest.race import OBJECTIVES
 from autotune.devices import open_device
-from autotune.sandbox import Sandbox
-from swa_alloc import StrategyProfile, SWATokenToKVPoolAllocator
+from swa_alloc import Strategy, StrategyProfile, SWATokenToKVPoolAllocator, register_strategy
 from swa_alloc.errors import SWAAllocError, TraceError
 from swa_alloc.fingerprint import fingerprint
-from swa_alloc.operations import INDEX_DTYPES, OPERATIONS
-from swa_alloc.strategies import names
+from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, CallKind, Target
+from swa_alloc.strategies import Bound, names
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
 LOAD = Workload(
@@ -47,14 +49,15 @@ def profile() -> StrategyProfile:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        return calibrate("cpu", LOAD, budget_s=4.5)
+        # A loaded machine needs several times the second that a quiet one does.
+        return calibrate("cpu", LOAD, budget_s=20)
 
 
 def test_every_operation_target_and_dtype_is_decided_for_every_number_of_indices(profile: StrategyProfile) -> None:
     for operation in OPERATIONS.values():
         for target in operation.targets(16):
             for dtype in INDEX_DTYPES:
-                decisions = profile.decisions_for(operation.name, target, dtype)
+                decisions = profile.decisions_for(CallKind(operation.name, target, dtype))
                 assert decisions[-1].max_indices is None
                 assert {decision.strategy for decision in decisions} <= set(names(operation.name))
 
@@ -64,38 +67,55 @@ def test_it_is_made_for_this_machine_and_workload(profile: StrategyProfile) -> N
     workload = profile.workload
     assert (workload.name, workload.size, workload.page_size, workload.backlog_us) == ("small", 4096, 16, 100.0)
     assert profile.match(fingerprint(CPU), 4096, 16).tier == "exact"
-    # On a CPU host, device and wall time are one.
-    assert profile.objective == "latency"
+    assert profile.objective == "serving"
 
 
 def test_its_evidence_speaks_of_every_size_and_every_strategy(profile: StrategyProfile) -> None:
     evidence = profile.evidence
-    assert {(m.operation, m.target, m.index_dtype) for m in evidence.measurements} == {
-        (operation.name, target, dtype)
+    assert {measurement.kind for measurement in evidence.measurements} == {
+        CallKind(operation.name, target, dtype)
         for operation in OPERATIONS.values()
         for target in operation.targets(16)
         for dtype in INDEX_DTYPES
     }
-    known = {(m.operation, c.strategy) for m in evidence.measurements for c in m.candidates}
-    absent = {(i.operation, i.strategy) for i in evidence.ineligible}
+    known = {(m.kind.operation, c.strategy) for m in evidence.measurements for c in m.candidates}
+    absent = {(i.kind.operation, i.strategy) for i in evidence.ineligible}
     assert known | absent == {(operation, name) for operation in OPERATIONS for name in names(operation)}
-    assert absent == {
-        *((operation, "npu_scatter_nd_update") for operation in ("clear", "set")),
-        ("clear", "triton_fill"),
-        ("take", "triton_take"),
-    }
     assert {i.reason for i in evidence.ineligible} == {"unavailable"}
+    assert ("clear", "npu_scatter_nd_update") in absent
     for measurement in evidence.measurements:
-        assert 0 <= measurement.noise_floor < 1
-        assert measurement.margin >= 0.03
+        assert measurement.noise_floor >= 0
+        for objective in OBJECTIVES:
+            assert measurement.verdicts[objective].margin >= 0.03
         for candidate in measurement.candidates:
             assert candidate.host_us > 0
-            assert candidate.wall_us <= candidate.p90_us * (1 + 1e-4) or candidate.state == "pruned"
+            assert candidate.cold_us is None or candidate.cold_us > 0
+
+
+def test_with_time_enough_it_is_complete(profile: StrategyProfile) -> None:
+    assert profile.missing == ()
+    assert profile.provenance.rounds >= 8 * len(profile.evidence.measurements)
+
+
+def test_with_too_little_time_it_names_what_is_missing(profile: StrategyProfile) -> None:
+    quick = calibrate("cpu", LOAD, budget_s=0.1)
+    planned = {f"{measurement.kind} at {measurement.indices}" for measurement in profile.evidence.measurements}
+    assert quick.missing
+    assert set(quick.missing) <= planned
+    assert quick.provenance.measuring_s < 1
+
+
+def test_what_a_cold_call_follows_is_stated(profile: StrategyProfile) -> None:
+    step = profile.provenance.config["step"]
+    assert step["data_bytes"] >= 1 << 18
+    assert step["us"] > 0
 
 
 def test_it_survives_a_file(profile: StrategyProfile, tmp_path: Path) -> None:
     path = profile.save(tmp_path / "p.json")
-    assert StrategyProfile.load(path).document() == profile.document()
+    loaded = StrategyProfile.load(path)
+    assert loaded.document() == profile.document()
+    assert loaded.evidence == profile.evidence
 
 
 def test_its_provenance_is_complete(profile: StrategyProfile) -> None:
@@ -106,10 +126,10 @@ def test_its_provenance_is_complete(profile: StrategyProfile) -> None:
     assert abs(datetime.now(timezone.utc) - created) < timedelta(hours=1)
     assert made.measuring_s > 0
     assert re.fullmatch(r"[0-9a-f]{12}", made.request)
-    assert made.effort["budget_s"] == 4.5
+    assert made.effort["budget_s"] == 20
     assert made.config["workload"]["size"] == 4096
     assert made.config["workload"]["caller"] == "sglang"
-    assert made.config["calibration"]["budget_s"] == 4.5
+    assert made.config["calibration"]["budget_s"] == 20
     assert made.environment["OMP_NUM_THREADS"] == "1"
     assert made.overrides == ()
 
@@ -128,8 +148,8 @@ def test_an_allocator_works_with_it(profile: StrategyProfile) -> None:
 def test_a_trace_of_clears_alone_makes_a_profile_of_clears_and_the_defaults_serve_the_rest(tmp_path: Path) -> None:
     trace = Trace(SCHEMA, 4096, 16, (TraceEntry("clear", "page", "int32", 3, "scattered", 1.0),))
     load = replace(LOAD, path=str(trace.save(tmp_path / "clears.json")))
-    profile = calibrate("cpu", load, budget_s=2)
-    assert {decision.operation for decision in profile.decisions} == {"clear"}
+    profile = calibrate("cpu", load, budget_s=5)
+    assert {decision.kind.operation for decision in profile.decisions} == {"clear"}
     allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None, profile=profile)
     layers = {line.partition(":")[0]: line for line in allocator.explain().splitlines() if "decided by" in line}
     assert "profile= argument" in layers["clear.token"]
@@ -154,7 +174,7 @@ def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
             super().__init__(*args)  # type: ignore[arg-type]  # passed through
             tables.append(self.mapping)
 
-    monkeypatch.setattr(autotune.search, "Sandbox", Watched)
+    monkeypatch.setattr(autotune.bench.bench, "Sandbox", Watched)
     return tables
 
 
@@ -165,7 +185,7 @@ def test_a_live_allocator_is_left_untouched(sandboxes: list[torch.Tensor]) -> No
     allocator.free_swa(slots[:64])
     before = allocator.full_to_swa_index_mapping.clone()
     sizes = allocator.debug_print()
-    calibrate(CPU, LOAD, budget_s=2)
+    calibrate(CPU, LOAD, budget_s=0.5)
     assert torch.equal(allocator.full_to_swa_index_mapping, before)
     assert allocator.debug_print() == sizes
     assert sandboxes
@@ -190,7 +210,7 @@ def test_random_numbers_of_the_process_are_left_alone() -> None:
     # Of eight ranks one measures: were its generators moved, it would sample other tokens than the rest.
     torch.manual_seed(7)
     before, python = torch.get_rng_state(), random.getstate()
-    calibrate("cpu", LOAD, budget_s=2)
+    calibrate("cpu", LOAD, budget_s=0.5)
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == python
 
@@ -199,10 +219,68 @@ def test_a_servers_log_level_of_optuna_is_left_alone() -> None:
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.INFO)
     try:
-        calibrate("cpu", LOAD, budget_s=2)
+        calibrate("cpu", LOAD, budget_s=0.5)
         assert optuna.logging.get_verbosity() == optuna.logging.INFO
     finally:
         optuna.logging.set_verbosity(before)
+
+
+@pytest.mark.usefixtures("empty_registry")
+@pytest.mark.parametrize("how", ["with", "default"])
+def test_a_mode_of_the_callers_is_not_on_the_way_of_any_call(how: str) -> None:
+    modes: set[bool] = set()
+
+    @register_strategy
+    class Watching(Strategy):
+        name = "watching"
+        operation = "clear"
+
+        def bind(self, target: Target) -> Bound:
+            def clear(indices: torch.Tensor) -> None:
+                modes.add(torch._C._is_torch_function_mode_enabled())  # noqa: SLF001 - there is no public way to ask
+                target.table.index_fill_(0, indices.to(torch.int64), 0)
+
+            return clear
+
+    if how == "with":
+        with torch.device("meta"):
+            profile = calibrate("cpu", LOAD, budget_s=2)
+    else:
+        torch.set_default_device("meta")
+        try:
+            profile = calibrate("cpu", LOAD, budget_s=2)
+        finally:
+            torch.set_default_device(None)
+    assert modes == {False}
+    assert profile.decisions
+    assert {entry.reason for entry in profile.evidence.ineligible} == {"unavailable"}
+
+
+def test_an_optimized_python_calibrates_and_serves(run_python: Run) -> None:
+    # Under -O asserts are gone; under -OO docstrings, too.
+    script = """
+from autotune.calibrate import make_request, measure
+from autotune.config import Calibration, Workload, load_group
+from autotune.devices import open_device
+from swa_alloc import SWATokenToKVPoolAllocator
+import torch
+
+load = Workload(name="small", size=4096, size_swa=2048, page_size=16, window=64, running_requests=8, prompt_tokens=128,
+                output_tokens=256, prefill_chunk=128, decode_steps=50, backlog_us=100.0)
+settings = load_group(Calibration, "calibration", "startup", budget_s=10, rounds=8, sizes=3)
+asked = make_request(open_device("cpu", 0), load, settings, {"take": ("read_then_clear", "triton_take")})
+profile = measure(asked)
+print({out.reason for out in profile.evidence.ineligible})
+labels = {c.label for m in profile.evidence.measurements for c in m.candidates}
+print(len([label for label in labels if label.startswith("read_then_clear(")]) > 1)
+allocator = SWATokenToKVPoolAllocator(4096, 2048, 16, torch.bfloat16, "cpu", None, profile=profile)
+allocator.clear_full_to_swa_mapping(allocator.alloc(512))
+print(bool(allocator.full_to_swa_index_mapping[:-1].any()))
+"""
+    for optimized in ("-O", "-OO"):
+        finished = run_python(optimized, "-c", script)
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stdout.splitlines() == ["{'unavailable'}", "True", "False"]
 
 
 def test_a_recorded_trace_that_is_missing_is_an_error() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from allocator_calls import Grow, Snapshot, begin, config, decode, extend, goes_on, refused
-from allocator_contract import FULL_PAGES, SWA_PAGES
+from allocator_contract import FULL_PAGES, PAGE_SIZES, SWA_PAGES, WIDE_PAGES, page_name
 
 from swa_alloc import SWATokenToKVPoolAllocator
 from swa_alloc.errors import PoolError
@@ -38,20 +38,23 @@ SWA_SIDE: dict[str, Free] = {
 }
 FREES = {**BOTH_SIDES, **FULL_SIDE, **SWA_SIDE}
 
+# free_swa, given wide pages, passes over what has no SWA side.
+FREES_THAT_NEED_PEERS = pytest.mark.parametrize(
+    ("free", "page_size"),
+    [
+        pytest.param(free, page_size, id=f"{free}-{page_name(page_size)}")
+        for free in FREES
+        for page_size in PAGE_SIZES
+        if free != "free_swa" or page_size == 1
+    ],
+)
 GROUPED = pytest.mark.parametrize("grouped", [False, True], ids=["", "grouped"])
 
 
-@pytest.fixture(params=[1, 4, 64], ids=lambda page_size: f"page{page_size}")
+@pytest.fixture(params=PAGE_SIZES, ids=page_name)
 def page_size(request: pytest.FixtureRequest) -> int:
     size: int = request.param
     return size
-
-
-@pytest.fixture
-def wide_page_size(page_size: int) -> int:
-    if page_size == 1:
-        pytest.skip("a page of one slot has no parts")
-    return page_size
 
 
 def _make(page_size: int, checks: Any) -> Allocator:
@@ -82,11 +85,9 @@ def _named(kind: str, index: int) -> str:
 # --- strict
 
 
-@pytest.mark.parametrize("free", FREES)
+@FREES_THAT_NEED_PEERS
 @GROUPED
 def test_strict_names_what_was_freed_before(strict: Allocator, page_size: int, free: str, grouped: bool) -> None:  # noqa: FBT001 - a case
-    if free == "free_swa" and page_size > 1:
-        pytest.skip("such a set passes over what has no SWA side")
     slots = _alloc(strict, 3)
     kept, freed = slots[:page_size], slots[page_size:]
     strict.free(freed)
@@ -115,11 +116,9 @@ def test_strict_names_at_the_call_what_the_open_group_has_freed(
     assert strict.swa_available_size() == (SWA_PAGES - 1) * page_size
 
 
-@pytest.mark.parametrize("free", FREES)
+@FREES_THAT_NEED_PEERS
 @GROUPED
 def test_strict_names_what_was_never_allocated(strict: Allocator, page_size: int, free: str, grouped: bool) -> None:  # noqa: FBT001 - a case
-    if free == "free_swa" and page_size > 1:
-        pytest.skip("such a set passes over what has no SWA side")
     slots = _alloc(strict, 2)
     beside = slots + 2 * page_size
     if grouped:
@@ -161,14 +160,15 @@ def test_strict_names_a_slot_that_one_set_of_single_slots_names_twice() -> None:
             FREES[free](allocator, slots[[0, 1, 0]])
 
 
-def test_strict_takes_parts_of_one_page_in_one_set_for_what_they_are(strict: Allocator, wide_page_size: int) -> None:
+@WIDE_PAGES
+def test_strict_takes_parts_of_one_page_in_one_set_for_what_they_are(strict: Allocator, page_size: int) -> None:
     slots = _alloc(strict, 2)
     strict.free_swa(slots[:3])
     strict.free_full(slots[:3])
     with strict.free_group():
-        strict.free(slots[wide_page_size : wide_page_size + 2])
-        strict.free(slots[wide_page_size + 2 :])
-    assert strict.available_size() == SWA_PAGES * wide_page_size
+        strict.free(slots[page_size : page_size + 2])
+        strict.free(slots[page_size + 2 :])
+    assert strict.available_size() == SWA_PAGES * page_size
 
 
 @pytest.mark.parametrize("again", {**BOTH_SIDES, **FULL_SIDE})
@@ -245,20 +245,21 @@ def test_strict_checks_entries_of_a_longer_table(strict: Allocator, page_size: i
         strict.free_segment(slots, start_pos=0)
 
 
+@WIDE_PAGES
 @pytest.mark.parametrize("free", ["free_segment", "free_segments", "free_swa_segment", "free_full_segment"])
 @GROUPED
 def test_strict_names_slots_of_a_segment_that_lie_on_a_foreign_page(
     strict: Allocator,
-    wide_page_size: int,
+    page_size: int,
     free: str,
     grouped: bool,  # noqa: FBT001 - a case
 ) -> None:
     slots = _alloc(strict, 3)
     if free in FULL_SIDE:
         strict.free_swa(slots)
-    foreign = int(slots[2 * wide_page_size + 1])
-    mixed = slots[: 2 * wide_page_size].clone()
-    mixed[wide_page_size + 1] = foreign
+    foreign = int(slots[2 * page_size + 1])
+    mixed = slots[: 2 * page_size].clone()
+    mixed[page_size + 1] = foreign
     if grouped:
         strict.free_group_begin()
     for form in (mixed, mixed.to(torch.int32)):
@@ -268,12 +269,13 @@ def test_strict_names_slots_of_a_segment_that_lie_on_a_foreign_page(
         strict.free_group_end()
 
 
+@WIDE_PAGES
 @pytest.mark.parametrize("how", ["extend", "decode", "tail"])
 @pytest.mark.parametrize("whose", ["never_allocated", "freed", "outside"])
 @GROUPED
 def test_strict_names_a_last_slot_on_a_page_that_nobody_has(
     strict: Allocator,
-    wide_page_size: int,
+    page_size: int,
     how: str,
     whose: str,
     grouped: bool,  # noqa: FBT001 - a case
@@ -283,9 +285,9 @@ def test_strict_names_a_last_slot_on_a_page_that_nobody_has(
     if whose == "freed":
         strict.free_segment(row, start_pos=0)
     elif whose == "never_allocated":
-        grow = grow._replace(last_loc=grow.last_loc + wide_page_size)
+        grow = grow._replace(last_loc=grow.last_loc + page_size)
     else:
-        grow = grow._replace(last_loc=(FULL_PAGES + 1) * wide_page_size + 1)
+        grow = grow._replace(last_loc=(FULL_PAGES + 1) * page_size + 1)
     if grouped:
         strict.free_group_begin()
     with refused(strict, _named("out of range" if whose == "outside" else "foreign page", grow.last_loc)):
@@ -298,12 +300,13 @@ def test_strict_names_a_last_slot_on_a_page_that_nobody_has(
         strict.free_group_end()
 
 
+@WIDE_PAGES
 @pytest.mark.parametrize("how", ["extend", "decode"])
 def test_strict_names_a_last_slot_whose_page_goes_on_without_an_swa_side(
-    strict: Allocator, wide_page_size: int, how: str
+    strict: Allocator, page_size: int, how: str
 ) -> None:
     # Its SWA slot would be the one after slot 0.
-    within, whole = begin(strict, 2, wide_page_size)
+    within, whole = begin(strict, 2, page_size)
     strict.free_swa_segment(within, start_pos=0)
     strict.free_swa_segment(whole, start_pos=0)
     grow = {"extend": extend, "decode": decode}[how]
@@ -311,7 +314,7 @@ def test_strict_names_a_last_slot_whose_page_goes_on_without_an_swa_side(
         grow(strict, [goes_on(whole, 1), goes_on(within, 1)])
     # On a new page nothing goes on, and a tail has SWA pages of its own.
     assert grow(strict, [goes_on(whole, 1)]) is not None
-    assert extend(strict, [goes_on(within, wide_page_size - 1)], swa_tail_len=1) is not None
+    assert extend(strict, [goes_on(within, page_size - 1)], swa_tail_len=1) is not None
 
 
 @pytest.mark.parametrize("free", {**BOTH_SIDES, **SWA_SIDE})
@@ -473,10 +476,9 @@ def test_async_tells_once_what_was_done_wrong_when_it_waits_anyway(
     assert told.lines() == []
 
 
+@WIDE_PAGES
 @pytest.mark.parametrize("free", ["free", "free_swa", "free_full"])
-def test_async_tells_at_a_free_of_a_set_of_wide_pages(
-    lax: Allocator, told: Told, wide_page_size: int, free: str
-) -> None:
+def test_async_tells_at_a_free_of_a_set_of_wide_pages(lax: Allocator, told: Told, page_size: int, free: str) -> None:
     _unmapped(lax)
     slots = _alloc(lax, 1)
     if free == "free_full":
@@ -484,7 +486,7 @@ def test_async_tells_at_a_free_of_a_set_of_wide_pages(
     assert told.lines() == []
     FREES[free](lax, slots)
     assert len(told.lines()) == 1
-    assert lax.full_attn_allocator.available_size() >= (FULL_PAGES - 4) * wide_page_size
+    assert lax.full_attn_allocator.available_size() >= (FULL_PAGES - 4) * page_size
 
 
 def test_async_tells_all_kinds_in_one_line(lax: Allocator, told: Told) -> None:
@@ -495,19 +497,21 @@ def test_async_tells_all_kinds_in_one_line(lax: Allocator, told: Told) -> None:
         assert f"{kind}: {count}" in line
 
 
-def test_async_counts_slots_of_a_segment_on_a_foreign_page(lax: Allocator, told: Told, wide_page_size: int) -> None:
+@WIDE_PAGES
+def test_async_counts_slots_of_a_segment_on_a_foreign_page(lax: Allocator, told: Told, page_size: int) -> None:
     slots = _alloc(lax, 3)
-    mixed = slots[: 2 * wide_page_size].clone()
-    mixed[1], mixed[wide_page_size + 1] = slots[-1], slots[-1]
+    mixed = slots[: 2 * page_size].clone()
+    mixed[1], mixed[page_size + 1] = slots[-1], slots[-1]
     lax.free_segment(mixed, start_pos=0)
     lax.debug_print()
     (line,) = told.lines()
     assert "foreign page: 2" in line
 
 
-def test_async_counts_a_last_slot_on_a_page_that_nobody_has(lax: Allocator, told: Told, wide_page_size: int) -> None:
+@WIDE_PAGES
+def test_async_counts_a_last_slot_on_a_page_that_nobody_has(lax: Allocator, told: Told, page_size: int) -> None:
     (row,) = begin(lax, 2)
-    nobodys = goes_on(row, 1)._replace(last_loc=int(row[-1]) + wide_page_size)
+    nobodys = goes_on(row, 1)._replace(last_loc=int(row[-1]) + page_size)
     for grow in (extend, decode):
         assert grow(lax, [Grow(0, 1), nobodys]) is not None
         lax.debug_print()

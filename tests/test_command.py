@@ -8,6 +8,8 @@ import json
 import os
 import pty
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +23,12 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from swa_alloc.profile import StrategyProfile
+from swa_alloc.profile import FILE_SUFFIX, StrategyProfile
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Enough to measure everything in a second: few rounds, so that the budget never decides.
+# Enough to measure everything in a second: few rounds, so that the budget never decides, on a busy machine neither.
 FULL = (
     "device=cpu",
     "workload.size=4096",
@@ -37,8 +39,9 @@ FULL = (
     "workload.running_requests=8",
     "workload.decode_steps=100",
     "calibration.sizes=3",
-    "calibration.passes=1",
+    "calibration.tables=1",
     "calibration.rounds=8",
+    "calibration.budget_s=60",
 )
 # Less will do where it does not matter what is measured. Nothing of this is left for translate and take.
 QUICK = (*FULL, "strategies.include=[index_fill,index_put,scatter,index_copy]")
@@ -47,7 +50,7 @@ QUICK = (*FULL, "strategies.include=[index_fill,index_put,scatter,index_copy]")
 # process of its own would do differently is tested with one, below.
 SERVER = """
 import json, os, sys, traceback
-import autotune.cli
+import autotune.command.cli
 from autotune.__main__ import main
 
 for line in sys.stdin:
@@ -142,12 +145,12 @@ def run_folders(cwd: Path) -> list[Path]:
 
 
 def profiles(store: Path) -> list[Path]:
-    return sorted(store.glob("*.json"))
+    return sorted(store.glob(f"*{FILE_SUFFIX}"))
 
 
 def leftovers(store: Path) -> list[str]:
-    """What is in a store besides profiles and its lock."""
-    kept = re.compile(r"^(cpu-[^/]*\.json|\.cpu\.lock)$")
+    """What is in a store besides profiles, their evidence, and its lock."""
+    kept = re.compile(r"^(cpu-[^/]*\.(profile|evidence)-2\.json|\.[^/]*-cpu\.lock)$")
     return [path.name for path in store.iterdir() if not kept.match(path.name)] if store.is_dir() else []
 
 
@@ -161,11 +164,22 @@ def assert_refused(finished: Finished, code: int, *parts: str) -> None:
         assert part in line
 
 
+def assert_unsaved(finished: Finished, cwd: Path, *parts: str) -> None:
+    """A result on stdout and in the run folder, and one warning with these words in it."""
+    assert finished.code == 0, finished.err
+    assert "device    cpu" in finished.out
+    (line,) = finished.complaints
+    copy = run_folders(cwd)[-1] / f"run{FILE_SUFFIX}"
+    for part in (" WARNING ", "not saved", str(copy.relative_to(cwd)), *parts):
+        assert part in line
+    assert StrategyProfile.load(copy).evidence.measurements
+
+
 KINDS = {"token.int32", "token.int64", "page.int32", "page.int64"}
 
 
 def kinds_of(profile: StrategyProfile, operation: str) -> set[tuple[str, str]]:
-    return {(d.target, d.index_dtype) for d in profile.decisions if d.operation == operation}
+    return {(d.kind.target, d.kind.index_dtype) for d in profile.decisions if d.kind.operation == operation}
 
 
 # A whole run, in a process of its own
@@ -174,24 +188,24 @@ def kinds_of(profile: StrategyProfile, operation: str) -> set[tuple[str, str]]:
 def test_a_run_saves_a_profile_and_leaves_everything_in_its_folder(
     run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path, tmp_path: Path
 ) -> None:
-    finished = run_python("-m", "autotune", *FULL, "calibration.storage=journal")
+    finished = run_python("-m", "autotune", *FULL, "studies=journal")
     assert finished.returncode == 0, finished.stderr
 
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
     assert (profile.workload.name, profile.workload.size) == ("mimo_v2_flash", 4096)
-    assert profile.provenance.overrides == (*FULL, "calibration.storage=journal")
+    assert profile.provenance.overrides == (*FULL, "studies=journal")
     assert profile.provenance.config["workload"]["page_size"] == 16
     assert leftovers(isolated) == []
 
     # stdout has the table and nothing else; stderr has the log, and no progress bar, being no terminal.
     assert finished.stdout.startswith("device    cpu: ")
     lines = finished.stdout.splitlines()
-    headings = [line.split()[0] for line in lines if line.split()[1:2] == ["strategy"]]
+    headings = [line.split(",")[0] for line in lines if ", us " in line]
     assert headings == ["clear", "set", "translate", "take"]
     for operation in headings:
         kinds = {".".join(kind) for kind in kinds_of(profile, operation)}
-        told = finished.stdout.partition(f"\n{operation} ")[2].partition("\n\n")[0]
+        told = finished.stdout.partition(f"\n{operation}, us ")[2].partition("\n\n")[0]
         assert {kind for kind in KINDS if kind.replace(".", " ") + "," in told} == kinds
         assert "the workload's calls take " in told
         assert "\nraced: " in told
@@ -208,7 +222,7 @@ def test_a_run_saves_a_profile_and_leaves_everything_in_its_folder(
     assert config["calibration"]["rounds"] >= 8
     assert (folder / "autotune.log").read_text(encoding="utf-8").splitlines() == log
     assert (folder / "report.txt").read_text(encoding="utf-8") == finished.stdout
-    assert StrategyProfile.load(folder / "profile.json").document() == profile.document()
+    assert StrategyProfile.load(folder / f"run{FILE_SUFFIX}").document() == profile.document()
     storage = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
     states = {
         trial.state.name
@@ -231,11 +245,11 @@ def test_a_second_run_reuses_the_first_ones_profile_and_measures_nothing(command
     assert path.read_bytes() == saved
     assert "measuring" not in again.err
     assert f"reused    {path}" in again.out
-    assert "calibration.force=true" in again.out
+    assert "profile.reuse=never" in again.out
     # But for the last line the two say the same.
     assert again.out.splitlines()[:-1] == first.out.splitlines()[:-1]
 
-    forced = command(*QUICK, "calibration.force=true")
+    forced = command(*QUICK, "profile.reuse=never")
     assert forced.code == 0
     assert "measuring" in forced.err
     assert "saved" in forced.out
@@ -243,7 +257,7 @@ def test_a_second_run_reuses_the_first_ones_profile_and_measures_nothing(command
 
 
 def test_more_effort_answers_less_and_not_the_other_way_round(command: Command, isolated: Path) -> None:
-    thorough = (*QUICK, "calibration=thorough", "calibration.passes=2")
+    thorough = (*QUICK, "calibration.tables=2")
     assert "measuring" in command(*QUICK).err
     assert "measuring" in command(*thorough).err
     assert len(profiles(isolated)) == 1
@@ -268,32 +282,34 @@ def test_another_question_is_not_answered_by_a_saved_profile(command: Command, c
 
 
 def test_another_objective_is_decided_from_the_same_measurements_and_stays(command: Command, isolated: Path) -> None:
-    first = command(*QUICK)
-    again = command(*QUICK, "objective=serving")
+    first = command(*QUICK, "format=json")
+    again = command(*QUICK, "format=json", "objective=latency")
     assert again.code == 0
     assert "measuring" not in again.err
-    assert "reused" in again.out
-    assert "for serving" in again.out
+    served, hot = json.loads(first.out), json.loads(again.out)
+    assert (served["profile"]["objective"], hot["profile"]["objective"]) == ("serving", "latency")
+    assert hot["evidence"] == served["evidence"]
+    assert hot["profile"]["answers"] == served["profile"]["answers"]
     (path,) = profiles(isolated)
     saved = StrategyProfile.load(path)
-    assert saved.objective == "serving"
-    # On a CPU, host, device and wall time are one.
-    assert first.out.replace("for latency", "for serving").splitlines()[:-1] == again.out.splitlines()[:-1]
+    assert saved.objective == "latency"
+    assert saved.document() == hot["profile"]
 
 
-def test_a_strategy_that_has_become_available_since_is_measured(command: Command) -> None:
+def test_a_strategy_that_has_become_available_since_is_measured(command: Command, isolated: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    # Its interpreter makes the Triton fill available on a CPU, as an installation does on a GPU.
+
+    def unavailable() -> set[str]:
+        (path,) = profiles(isolated)
+        ineligible = StrategyProfile.load(path).evidence.ineligible
+        return {out.strategy for out in ineligible if out.reason == "unavailable"}
+
     assert "measuring" in command(*FULL).err
-    finished = command(*FULL, env={"TRITON_INTERPRET": "1"})
-    assert "measuring" in finished.err
-    assert "not raced: npu_scatter_nd_update for clear, set (unavailable: it is an Ascend operator" in finished.out
-    assert "triton_take" in finished.out
-
-
-def test_reuse_can_be_forbidden(command: Command) -> None:
-    command(*QUICK)
-    assert "measuring" in command(*QUICK, "profile.reuse=never").err
+    assert {"triton_take", "npu_scatter_nd_update"} <= unavailable()
+    # Its interpreter makes the Triton fill available on a CPU, as an installation does on a GPU.
+    assert "measuring" in command(*FULL, env={"TRITON_INTERPRET": "1"}).err
+    assert "triton_take" not in unavailable()
+    assert "npu_scatter_nd_update" in unavailable()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": "somebody else\'s"}'])
@@ -308,13 +324,16 @@ def test_a_corrupt_profile_is_measured_anew(command: Command, isolated: Path, te
     StrategyProfile.load(path)
 
 
-def test_another_machines_profile_is_never_overwritten(command: Command, isolated: Path) -> None:
+def test_another_machines_profile_is_never_overwritten_and_what_was_measured_is_not_lost(
+    command: Command, isolated: Path, tmp_path: Path
+) -> None:
     command(*QUICK)
     (path,) = profiles(isolated)
     document = json.loads(path.read_text(encoding="utf-8"))
     document["fingerprint"]["device_name"] = "another chip"
     path.write_text(json.dumps(document), encoding="utf-8")
-    assert_refused(command(*QUICK), 2, str(path), "another machine", "another chip", "profile.dir")
+    finished = command(*QUICK)
+    assert_unsaved(finished, tmp_path, str(path), "another machine", "another chip", "profile.dir")
     assert json.loads(path.read_text(encoding="utf-8")) == document
 
 
@@ -346,6 +365,7 @@ def test_json_is_one_document(command: Command, isolated: Path) -> None:
         assert document["path"] == str(path)
         assert document["reused"] is reused
         assert document["profile"] == StrategyProfile.load(path).document()
+        assert document["evidence"] == StrategyProfile.load(path).evidence.document()
 
 
 def test_two_runs_at_the_same_time_have_a_folder_each(
@@ -368,7 +388,40 @@ def test_a_variable_puts_the_run_folders_elsewhere(command: Command, tmp_path: P
     env = {"AUTOTUNE_OUTPUT_DIR": str(tmp_path / "elsewhere")}
     finished = command(*QUICK, "strategies.pin=scatter", env=env, cwd=Path("/proc"))
     assert finished.code == 0, finished.err
-    assert len(list((tmp_path / "elsewhere").glob("*/*/profile.json"))) == 1
+    assert len(list((tmp_path / "elsewhere").glob("*/*/report.txt"))) == 1
+
+
+@pytest.mark.parametrize(("value", "folder"), [("", "cwd/outputs"), ("~/mine", "home/mine")])
+def test_a_variable_is_read_as_a_shell_would_write_it(
+    command: Command, tmp_path: Path, value: str, folder: str
+) -> None:
+    for name in ("cwd", "home"):
+        (tmp_path / name).mkdir()
+    env = {"AUTOTUNE_OUTPUT_DIR": value, "HOME": str(tmp_path / "home")}
+    finished = command(*QUICK, "strategies.pin=scatter", env=env, cwd=tmp_path / "cwd")
+    assert finished.code == 0, finished.err
+    assert len(list((tmp_path / folder).glob("*/*/report.txt"))) == 1
+    assert not (tmp_path / "cwd" / "~").exists()
+
+
+def test_a_home_folder_that_is_none_makes_no_folder_of_that_name(command: Command, tmp_path: Path) -> None:
+    finished = command(*QUICK, env={"AUTOTUNE_OUTPUT_DIR": "~nobody_has_this_name/mine"})
+    assert_refused(finished, 2, "AUTOTUNE_OUTPUT_DIR", "no home folder ~nobody_has_this_name")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_may_have_names_that_are_no_utf8(command: Command, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"n\xff")
+    cwd, runs, store = (tmp_path / f"{name}{odd}" for name in ("cwd", "runs", "store"))
+    cwd.mkdir()
+    env = {"AUTOTUNE_OUTPUT_DIR": str(runs), "SWA_ALLOC_PROFILE_DIR": str(store)}
+    finished = command(*QUICK, "studies=journal", env=env, cwd=cwd)
+    assert finished.code == 0, finished.err
+    assert finished.complaints == []
+    assert len(profiles(store)) == 1
+    (report,) = runs.glob("*/*/report.txt")
+    assert "n\\udcff" in report.read_text(encoding="utf-8")
+    assert "n\\udcff" in report.with_name("autotune.log").read_text(encoding="utf-8")
 
 
 def test_nothing_but_the_configuration_is_printed_where_that_is_asked_for(command: Command, isolated: Path) -> None:
@@ -408,10 +461,10 @@ def test_an_operation_of_which_no_strategy_is_left_is_not_raced_and_keeps_its_de
     assert finished.code == 0, finished.err
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
-    assert {decision.operation for decision in profile.decisions} == {"clear", "translate"}
-    assert {out.operation for out in profile.evidence.ineligible} <= {"clear", "translate"}
+    assert {decision.kind.operation for decision in profile.decisions} == {"clear", "translate"}
+    assert {out.kind.operation for out in profile.evidence.ineligible} <= {"clear", "translate"}
     # Not a word of the others.
-    assert not re.search(r"^(set|take) ", finished.out, re.MULTILINE)
+    assert not re.search(r"^(set|take),", finished.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -427,6 +480,7 @@ def test_an_operation_of_which_no_strategy_is_left_is_not_raced_and_keeps_its_de
         ),
         # Nobody takes slots where pages have several.
         ("read_then_clear", {"take.page": "read_then_clear"}),
+        ("'read_then_clear(clear=index_put)'", {"take.page": "read_then_clear(clear=index_put)"}),
     ],
 )
 def test_a_pin_writes_a_profile_and_measures_nothing(
@@ -439,7 +493,7 @@ def test_a_pin_writes_a_profile_and_measures_nothing(
     (path,) = profiles(isolated)
     profile = StrategyProfile.load(path)
     assert profile.provenance.method == "pinned"
-    assert {f"{d.operation}.{d.target}": d.strategy for d in profile.decisions} == expected
+    assert {f"{d.kind.operation}.{d.kind.target}": d.label for d in profile.decisions} == expected
     assert {decision.max_indices for decision in profile.decisions} == {None}
     assert profile.evidence.measurements == ()
 
@@ -485,7 +539,6 @@ def test_a_strategy_that_cannot_be_had_is_refused(
     [
         (["+workload.widow=3"], ["workload.widow", "did you mean workload.window"]),
         (["workload.widow=3"], ["unknown key workload.widow", "did you mean workload.window"]),
-        (["~device"], ["not set: device.kind"]),
         (["workload=null"], ["string or a list"]),
         (["calibration.sizes=1000000000000"], ["calibration.sizes must be from 3 to 64"]),
         (["strategies.pin=','"], ["names no strategy"]),
@@ -535,6 +588,22 @@ def test_a_reader_that_goes_away_is_no_error_and_a_full_stdout_is_one(isolated: 
     assert len(profiles(isolated)) == 1
 
 
+def test_help_may_be_read_in_part_and_not_be_lost(command: Command, tmp_path: Path) -> None:
+    assert command("--help").out.startswith("Times each way")
+    for sink, code in (("| head -1 > /dev/null", 0), ("| true", 0), ("> /dev/full", 2)):
+        done = subprocess.run(
+            ["/bin/bash", "-c", f"set -o pipefail; {sys.executable} -m autotune --help {sink}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        expected = "autotune: the result cannot be written to stdout: No space left on device\n" if code else ""
+        assert (done.returncode, done.stderr) == (code, expected)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "swa_alloc.trace/1"}', "\xff\xfe"])
 def test_a_corrupt_trace_is_refused_by_name(command: Command, tmp_path: Path, text: str) -> None:
     (tmp_path / "clears.json").write_bytes(text.encode("latin-1"))
@@ -555,10 +624,10 @@ def test_a_recorded_trace_is_measured(command: Command, isolated: Path, tmp_path
     profile = StrategyProfile.load(path)
     assert (profile.workload.name, profile.workload.size, profile.workload.page_size) == ("trace", 2048, 32)
     # What it holds, and nothing else.
-    assert {decision.operation for decision in profile.decisions} == {"clear"}
-    found = {(m.target, m.index_dtype): (m.indices, m.weight) for m in profile.evidence.measurements}
-    assert found["token", "int64"] == (96, 0.5)
-    assert found["page", "int32"] == (1, 0.0)
+    assert {decision.kind.operation for decision in profile.decisions} == {"clear"}
+    timed = {(str(found.kind), found.indices): found.weight for found in profile.evidence.measurements}
+    assert timed["clear.token.int64", 96] == 0.5
+    assert timed["clear.page.int64", 1] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -581,10 +650,13 @@ def test_whoever_wants_the_traceback_gets_it(command: Command) -> None:
 # Where nothing can be written
 
 
-def test_a_profile_folder_that_cannot_be_written_is_refused_before_measuring(command: Command) -> None:
+def test_what_was_measured_is_printed_and_kept_where_it_cannot_be_saved(
+    command: Command, isolated: Path, tmp_path: Path
+) -> None:
     finished = command(*QUICK, "profile.dir=/dev/null/store")
-    assert_refused(finished, 2, "/dev/null/store", "profile.dir")
-    assert "measured" not in finished.err
+    assert_unsaved(finished, tmp_path, "/dev/null/store", "profile.dir")
+    assert json.loads(command(*QUICK, "profile.dir=/dev/null/store", "format=json").out)["path"] is None
+    assert not isolated.exists()
 
 
 @pytest.mark.parametrize("where", ["variable", "working directory"])
@@ -607,26 +679,31 @@ runpy.run_module("autotune", run_name="__main__", alter_sys=True)
 """
 
 
+def test_a_full_disk_that_has_no_room_for_the_run_folder_is_told_before_measuring(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path
+) -> None:
+    done = run_python("-c", WITH_A_LIMIT, "0", *QUICK)
+    assert_refused(Finished(done.returncode, done.stdout, done.stderr), 2, "cannot write the run folder", "too large")
+    assert not isolated.exists()
+
+
 @pytest.mark.parametrize(
-    ("limit", "what", "arguments"),
-    # Without its configuration files the run folder's log is the first thing that does not fit.
-    [(0, "run folder", ()), (0, "log", ("hydra.output_subdir=null",)), (12_000, "profile", ())],
+    ("limit", "arguments"),
+    # Without Hydra's own files the log is the first thing that does not fit.
+    [(0, ("hydra.output_subdir=null",)), (12_000, ())],
 )
-def test_a_full_disk_has_one_line_and_leaves_nothing_half_written(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-    isolated: Path,
-    limit: int,
-    what: str,
-    arguments: tuple[str, ...],
+def test_a_disk_that_fills_up_loses_no_result_and_leaves_nothing_half_written(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path, limit: int, arguments: tuple[str, ...]
 ) -> None:
     done = run_python("-c", WITH_A_LIMIT, str(limit), *QUICK, *arguments)
-    finished = Finished(done.returncode, done.stdout, done.stderr)
-    assert_refused(finished, 2, "cannot", "File too large")
-    assert "None" not in finished.err
+    assert done.returncode == 0, done.stderr
+    assert "the workload's calls take" in done.stdout
+    (line,) = Finished(0, "", done.stderr).complaints
+    for part in (str(isolated), "not saved", "File too large", "the run folder has no copy"):
+        assert part in line
     assert profiles(isolated) == []
-    assert leftovers(isolated) == []
-    if what == "profile":
-        assert str(isolated) in finished.complaints[0]
+    # What fitted of the journal is there for the next run.
+    assert [name for name in leftovers(isolated) if not name.endswith(".journal-2.jsonl")] == []
 
 
 # Devices that are not there
@@ -698,11 +775,110 @@ def test_torch_npu_without_cann_is_exit_code_three_and_no_obstacle_to_the_cpu(
 
 def test_a_command_that_waits_too_long_is_exit_code_three(command: Command, isolated: Path) -> None:
     isolated.mkdir(parents=True)
-    with (isolated / ".cpu.lock").open("w") as file:
+    lock = isolated / f".{socket.gethostname()}-cpu.lock"
+    with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         finished = command(*QUICK, "calibration.budget_s=0.1", "calibration.wait_s=0")
-    assert_refused(finished, 3, "another process", ".cpu.lock")
+    assert_refused(finished, 3, "another process", lock.name)
     assert "waiting for another process" in finished.err
+
+
+# Interrupted
+
+# Sends itself the signal that its first argument names: at the import of torch, ...
+AT_AN_IMPORT = """
+import os, runpy, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), number)
+
+number = int(sys.argv.pop(1))
+sys.meta_path.insert(0, Finder())
+runpy.run_module("autotune", run_name="__main__", alter_sys=True)
+"""
+# ... or at the call of the function that the second one names, once that has returned.
+AT_A_CALL = """
+import importlib, os, runpy, sys
+
+number, (module, _, path) = int(sys.argv.pop(1)), sys.argv.pop(1).partition(":")
+owner = importlib.import_module(module)
+*parents, name = path.split(".")
+for parent in parents:
+    owner = getattr(owner, parent)
+original = getattr(owner, name)
+
+def interrupted(*args, **kwargs):
+    original(*args, **kwargs)
+    os.kill(os.getpid(), number)
+
+setattr(owner, name, interrupted)
+runpy.run_module("autotune", run_name="__main__", alter_sys=True)
+"""
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_an_interruption_during_the_imports_has_one_line(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, number: int, code: int
+) -> None:
+    done = run_python("-c", AT_AN_IMPORT, str(int(number)), *QUICK)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == "autotune: interrupted before anything was measured; nothing has changed\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_an_interruption_keeps_what_was_decided_and_the_same_command_goes_on_from_there(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    command: Command,
+    isolated: Path,
+    number: int,
+    code: int,
+) -> None:
+    done = run_python("-c", AT_A_CALL, str(int(number)), "autotune.journal:Journal.append", *QUICK)
+    (path,) = profiles(isolated)
+    kept = f"what was decided so far is kept, and serves from {path}; the same command goes on from there"
+    assert_refused(Finished(done.returncode, done.stdout, done.stderr), code, f"interrupted; {kept}")
+    assert not StrategyProfile.load(path).complete
+
+    finished = command(*QUICK)
+    assert finished.code == 0, finished.err
+    assert "going on from" in finished.err
+    assert StrategyProfile.load(path).complete
+
+
+def test_an_interruption_says_that_the_earlier_profile_stands(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], command: Command, isolated: Path
+) -> None:
+    command(*QUICK)
+    (path,) = profiles(isolated)
+    saved = path.read_bytes()
+    more = (*QUICK, "calibration.rounds=16")
+    done = run_python("-c", AT_A_CALL, str(int(signal.SIGINT)), "autotune.journal:Journal.append", *more)
+    assert_refused(Finished(done.returncode, done.stdout, done.stderr), 130, f"the earlier profile stands in {path}")
+    assert path.read_bytes() == saved
+
+
+def test_an_interruption_after_the_measuring_says_where_the_profile_is(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path
+) -> None:
+    pin = (*QUICK, "strategies.pin=scatter")
+    done = run_python("-c", AT_A_CALL, str(int(signal.SIGINT)), "autotune.command.run:write_report", *pin)
+    (path,) = profiles(isolated)
+    assert_refused(Finished(done.returncode, done.stdout, done.stderr), 130, f"the profile is saved in {path}")
+
+
+def test_the_command_needs_no_assertion_and_no_docstring(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], isolated: Path
+) -> None:
+    done = run_python("-OO", "-m", "autotune", *QUICK)
+    assert done.returncode == 0, done.stderr
+    (path,) = profiles(isolated)
+    evidence = StrategyProfile.load(path).evidence
+    assert any(candidate.params for found in evidence.measurements for candidate in found.candidates)
+    assert {out.reason for out in evidence.ineligible} <= {"unavailable"}
 
 
 # Without the extra

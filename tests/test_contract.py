@@ -1,4 +1,4 @@
-"""What the calibrator checks before it times anything: every right strategy passes, and no wrong one does."""
+"""What is checked before anything is timed: every right strategy passes, and no wrong one does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from builders import CPU
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.contract import violation
+from autotune.bench.contract import check_sum, fault, number, violation
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Target, empty_mapping
 from swa_alloc.strategies import Bound, Strategy, builtin_names, create
 
@@ -28,6 +29,9 @@ def targets(operation: str, page_size: int = PAGE_SIZE) -> list[Target]:
 
 def call_it(call: Bound, *arguments: torch.Tensor) -> Any:
     return call(*arguments)
+
+
+# On a small table
 
 
 @pytest.mark.parametrize("page_size", [1, PAGE_SIZE])
@@ -201,3 +205,190 @@ def test_indices_that_come_twice_are_no_case_where_they_differ_from_each_other()
 
     for target in targets("take"):
         assert violation(Picky(), target, call_it) is None
+
+
+# On a full-sized table
+
+SLOTS = 1 << 10
+
+
+def full_sized(operation: str, page_size: int = PAGE_SIZE, slots: int = SLOTS) -> list[Target]:
+    """Targets of that operation whose mapping is numbered."""
+    mapping = empty_mapping(slots, page_size, CPU)
+    number(mapping)
+    called = OPERATIONS[operation]
+    return [
+        Target(called.name, name, dtype, mapping, page_size)
+        for name in called.targets(page_size)
+        for dtype in INDEX_DTYPES.values()
+    ]
+
+
+def arguments_of(target: Target, rows: tuple[int, ...] = (40, 7, 19, 23)) -> tuple[torch.Tensor, ...]:
+    indices = torch.tensor(rows, dtype=target.index_dtype)
+    return OPERATIONS[target.operation].arguments(target.table, indices)
+
+
+@pytest.mark.parametrize("page_size", [1, PAGE_SIZE])
+@pytest.mark.parametrize(("operation", "name"), [(o, name) for o in OPERATIONS for name in builtin_names(o)])
+def test_every_built_in_strategy_that_can_run_here_is_right_on_a_full_sized_table_and_leaves_it_as_it_was(
+    operation: str, name: str, page_size: int
+) -> None:
+    strategy = create(operation, name)
+    for target in full_sized(operation, page_size):
+        if strategy.unavailable(target) is None:
+            before = target.mapping.clone()
+            assert fault(strategy.bind(target), target, arguments_of(target), call_it) is None
+            assert torch.equal(target.mapping, before)
+
+
+def test_an_index_of_minus_one_is_the_last_row() -> None:
+    for target in full_sized("translate"):
+        right = create("translate", "subscript").bind(target)
+        assert fault(right, target, arguments_of(target, (40, -1, 7, -1)), call_it) is None
+        assert fault(read_zero_for_minus_one(target), target, arguments_of(target, (40, -1)), call_it) is not None
+
+
+def test_rows_that_come_twice_are_legal() -> None:
+    for target in full_sized("clear"):
+        clear = create("clear", "index_put").bind(target)
+        assert fault(clear, target, arguments_of(target, (40, 7, 40, 7)), call_it) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "wrong", "reason"),
+    [
+        ("set", set_to_the_first, "row"),
+        ("set", set_padding_too, "row 0 became"),
+        ("translate", read_int32, "the result is wrong"),
+        ("translate", read_nothing, "the result is wrong"),
+        ("take", take_and_leave, "row"),
+        ("take", take_slots, "the result is wrong"),
+        ("take", clear_and_take, "the result is wrong"),
+    ],
+)
+def test_what_is_wrong_on_a_full_sized_table_is_found_out_and_the_table_put_right(
+    operation: str, wrong: Wrong, reason: str
+) -> None:
+    for target in full_sized(operation):
+        before = target.mapping.clone()
+        found = fault(wrong(target), target, arguments_of(target), call_it)
+        assert found is not None
+        assert found.startswith(reason)
+        assert torch.equal(target.mapping, before)
+
+
+def also_clears(row: int) -> Wrong:
+    """A clear that writes to one row that no index names."""
+
+    def bind(target: Target) -> Bound:
+        table = target.table
+
+        def call(indices: torch.Tensor) -> None:
+            table.index_fill_(0, indices.long(), 0)
+            table[row] = 0
+
+        return call
+
+    return bind
+
+
+@pytest.mark.parametrize("row", [0, 6, 8, 39, 41, -1])
+def test_rows_beside_those_that_are_named_and_both_ends_are_looked_at(row: int) -> None:
+    for target in full_sized("clear"):
+        before = target.mapping.clone()
+        found = fault(also_clears(row)(target), target, arguments_of(target), call_it)
+        assert found is not None
+        assert found.startswith(f"row {row % target.table.shape[0]} became")
+        assert torch.equal(target.mapping, before)
+
+
+def test_the_message_says_what_a_row_holds_and_what_it_should() -> None:
+    target = full_sized("clear", page_size=1)[0]
+    assert fault(lambda _indices: None, target, arguments_of(target), call_it) == "row 7 became [8] and should be [0]"
+
+
+# Somewhere else
+
+
+@pytest.mark.parametrize("slots", [1, 2, SLOTS])
+@pytest.mark.parametrize("page_size", [1, PAGE_SIZE])
+def test_a_numbered_table_adds_up(slots: int, page_size: int) -> None:
+    mapping = empty_mapping(slots * page_size, page_size, CPU)
+    number(mapping)
+    assert check_sum(mapping)
+    assert int(mapping[-1]) == -1
+    assert mapping[:-1].unique().numel() == mapping.numel() - 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 700, SLOTS - 1, -1])
+@pytest.mark.parametrize("value", [0, -1, 1 << 40])
+def test_a_write_anywhere_shows_in_the_sum(place: int, value: int) -> None:
+    mapping = empty_mapping(SLOTS, 1, CPU)
+    number(mapping)
+    unchanged = int(mapping[place]) == value
+    mapping[place] = value
+    assert check_sum(mapping) is unchanged
+
+
+def test_a_write_far_from_the_indices_is_left_in_the_table_for_the_sum_to_find() -> None:
+    # No row that a call looks at.
+    for target in full_sized("clear", slots=1 << 16):
+        missed = [row for row in range(2000, 2020) if not _fault_at(row, target)]
+        assert missed
+        number(target.mapping)
+        fault(also_clears(missed[0])(target), target, arguments_of(target), call_it)
+        assert not check_sum(target.mapping)
+
+
+def _fault_at(row: int, target: Target) -> str | None:
+    number(target.mapping)
+    return fault(also_clears(row)(target), target, arguments_of(target), call_it)
+
+
+class Scans(TorchDispatchMode):
+    """Notes the operators that are given, or make, a tensor as large as a table."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.names: set[str] = set()
+        self.made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(arg, torch.Tensor) and arg.numel() >= self.elements for arg in args):
+            self.names.add(func.overloadpacket.__name__)
+        elif isinstance(result, torch.Tensor):
+            self.made = max(self.made, result.numel())
+        return result
+
+
+# These touch the rows that they are given, whatever the table's length; the others make views.
+BY_ROW = {"index_select", "index_copy_", "index_fill_", "index", "index_put_"}
+VIEWS = {"slice", "view", "select"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [("clear", "index_fill"), ("set", "index_copy"), ("translate", "subscript"), ("take", "read_then_clear")],
+)
+def test_a_table_of_four_million_slots_is_not_scanned_for_a_candidate(operation: str, name: str) -> None:
+    slots = 4 << 20
+    for target in full_sized(operation, slots=slots):
+        call, arguments = create(operation, name).bind(target), arguments_of(target)
+        # A column of the page view is as long as the table has pages.
+        with Scans(slots // PAGE_SIZE) as scans:
+            assert fault(call, target, arguments, call_it) is None
+        assert {"index_select", "index_copy_"} <= scans.names <= BY_ROW | VIEWS
+        assert scans.made < 1000
+
+
+def test_the_sum_is_one_pass_that_makes_nothing() -> None:
+    mapping = empty_mapping(1 << 16, 1, CPU)
+    number(mapping)
+    with Scans(1 << 16) as scans:
+        assert check_sum(mapping)
+    assert scans.names == {"sum"}
+    assert scans.made <= 1

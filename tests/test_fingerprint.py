@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import platform
 import sys
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from builders import CPU, here, make_profile, next_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swa_alloc.backends import Backend, Facts, backend_of, register_backend
+from swa_alloc.backends import Backend, Facts, _cpu, backend_of, register_backend
 from swa_alloc.errors import PoolError
 from swa_alloc.fingerprint import Fingerprint, fingerprint
 
@@ -20,6 +22,8 @@ GPU = Fingerprint(
     device_type="cuda",
     device_name="NVIDIA H200",
     device_arch="sm_90",
+    units=132,
+    host="AMD EPYC 9554",
     driver="580.65.06",
     runtime="13.0",
     torch="2.13.0+cu130",
@@ -33,7 +37,8 @@ GPU = Fingerprint(
 )
 
 PATCH_LEVEL = {
-    "driver": ["580.95.05", "580.65", "580"],
+    # What cannot be read, as in a container without /proc/driver, may be the same.
+    "driver": ["580.95.05", "580.65", "580", ""],
     "runtime": ["13.0.2", "13.0.1"],
     "torch": ["2.13.1+cu130", "2.13.0", "2.13.1"],
     "backend": ["2.13.0.post1", "2.13.1"],
@@ -44,7 +49,9 @@ DECIDING = {
     "device_type": ["npu", "cpu"],
     "device_name": ["NVIDIA H20", ""],
     "device_arch": ["sm_100"],
-    "driver": ["570.65.06", ""],
+    "units": [66, 0],
+    "host": ["AMD EPYC 9654", ""],
+    "driver": ["570.65.06"],
     "runtime": ["12.8", "13.1", ""],
     "torch": ["2.12.0+cu130", "3.13.0", "2.1", "2.14.0"],
     "backend": ["2.12.0", ""],
@@ -92,6 +99,11 @@ def test_the_deciding_difference_is_named_before_a_patch_level_one() -> None:
     match = GPU.match(GPU._replace(driver="580.95.05", torch="2.13.1", emulated=True))
     assert match.tier == "mismatch"
     assert [difference.partition(" ")[0] for difference in match.differences] == ["emulated", "driver", "torch"]
+
+
+def test_an_unreadable_driver_does_not_excuse_another_difference() -> None:
+    assert GPU._replace(driver="", torch="2.12.0").match(GPU).tier == "mismatch"
+    assert GPU._replace(runtime="").match(GPU).tier == "mismatch"
 
 
 def test_absent_versions_on_both_sides_are_no_difference() -> None:
@@ -147,8 +159,27 @@ def test_a_cpu_without_proc_still_has_a_name(monkeypatch: pytest.MonkeyPatch) ->
         raise FileNotFoundError
 
     monkeypatch.setattr("pathlib.Path.open", refuse)
-    assert here().device_name
+    # Not what was read before.
+    monkeypatch.setattr(_cpu, "_first_cpu", inspect.unwrap(vars(_cpu)["_first_cpu"]))
+    assert here().device_name == here().host == platform.machine()
     assert here().match(here()).tier == "exact"
+
+
+def test_an_arm_core_which_has_no_name_is_told_by_its_maker_and_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cpu, "_first_cpu", lambda: {"CPU implementer": "0x48", "CPU part": "0xd01"})
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert (here().device_name, here().host) == ("aarch64 0x48-0xd01", "aarch64 0x48-0xd01")
+
+
+def test_a_gpu_is_told_by_its_multiprocessors_and_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Partitions of a GPU share its name, and the time of a call on its host decides, too.
+    properties = SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942", multi_processor_count=38)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _device: properties)
+    device: Any = SimpleNamespace(type="cuda")
+    found = fingerprint(device)
+    assert (found.units, found.host) == (38, here().device_name)
+    properties.multi_processor_count = 304
+    assert fingerprint(device).match(found).differences == ("units is 304 here and 38 in the profile",)
 
 
 def _facts(_backend: Backend, _device: torch.device) -> Facts:

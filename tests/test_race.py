@@ -3,175 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import numpy as np
 import pytest
+from races import MARGIN, Raced, add, entrant, flat
 
-from autotune.devices import Sample
-from autotune.race import CONTROL, MIN_ROUNDS, OBJECTIVES, Interval, Race, Series
-
-Objective = Literal["serving", "latency"]
-
-
-def flat(us: float) -> Sample:
-    return Sample(us, us, us)
-
-
-def raced(times: Mapping[str, Iterable[float | Sample]], *, objective: Objective = "latency") -> Race:
-    """A race of which every round is given; the first label is the default, ``CONTROL`` is its twin if not given."""
-    default = next(iter(times))
-    race = Race(default, objective)
-    race.begin_pass()
-    for label in times:
-        if label != CONTROL:
-            race.join(label)
-    columns = {label: list(column) for label, column in times.items()}
-    columns.setdefault(CONTROL, columns[default])
-    for row in zip(*columns.values(), strict=True):
-        samples = (value if isinstance(value, Sample) else flat(value) for value in row)
-        race.add_round(dict(zip(columns, samples, strict=True)))
-    return race
-
-
-def interval(race: Race, label: str, other: str, objective: Objective | None = None) -> Interval:
-    found = race.ratio(label, other, objective)
-    assert found is not None
-    return found
-
-
-# The interval
-
-
-@pytest.mark.parametrize("rounds", [MIN_ROUNDS, 16, 24, 64, 96])
-def test_the_interval_holds_the_true_ratio_in_ninety_nine_of_a_hundred_races(rounds: int) -> None:
-    generator = np.random.default_rng(rounds)
-    races = 1000
-    held = 0
-    for _ in range(races):
-        # Heavy tails, as timings have them, and a common drift, as machines have it.
-        drift = np.exp(np.cumsum(generator.normal(0, 0.05, rounds)))
-        noise = generator.standard_t(2, (2, rounds)) * 0.02
-        default, other = 10 * drift * np.exp(noise[0]), 9 * drift * np.exp(noise[1])
-        found = interval(raced({"a": default, "b": other}), "b", "a")
-        held += found.low <= 0.9 <= found.high
-        assert found.low <= found.median <= found.high
-    # 99 % or a little more; three standard errors of a thousand races are 1 %.
-    assert 0.98 <= held / races <= 0.9999
-
-
-def test_the_interval_narrows_with_rounds() -> None:
-    generator = np.random.default_rng(0)
-    times = 10 * np.exp(generator.normal(0, 0.05, (2, 256)))
-    widths = []
-    for rounds in (16, 64, 256):
-        found = interval(raced({"a": times[0, :rounds], "b": times[1, :rounds]}), "b", "a")
-        widths.append(found.high - found.low)
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] > 2.5 * widths[2]
-
-
-def test_fewer_rounds_than_an_interval_needs_give_none() -> None:
-    assert raced({"a": [10.0] * (MIN_ROUNDS - 1), "b": [9.0] * (MIN_ROUNDS - 1)}).ratio("b", "a") is None
-    assert raced({"a": [10.0] * MIN_ROUNDS, "b": [9.0] * MIN_ROUNDS}).ratio("b", "a") is not None
-
-
-def test_a_ratio_and_its_inverse_agree() -> None:
-    generator = np.random.default_rng(1)
-    times = 10 * np.exp(generator.normal(0, 0.1, (2, 40)))
-    race = raced({"a": times[0], "b": times[1]})
-    there, back = interval(race, "b", "a"), interval(race, "a", "b")
-    assert there.median == pytest.approx(1 / back.median)
-    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "tie"),
-    [(0.9, 0.95, False), (0.9, 0.97, True), (0.98, 1.01, True), (1.03, 1.2, True), (1.04, 1.2, False), (0.5, 2, True)],
-)
-def test_a_tie_is_an_interval_that_meets_the_margin(low: float, high: float, tie: bool) -> None:  # noqa: FBT001 - a case
-    assert Interval(low, (low + high) / 2, high).meets_one(0.03) is tie
-
+from autotune.contest.intervals import MIN_ROUNDS
+from autotune.contest.race import EARLY_ROUNDS, Race, Series
+from swa_alloc.evidence import Figures
 
 # Pairing
 
 
 def test_only_costs_of_the_same_round_are_compared() -> None:
-    # The machine is twice as slow in the second half, and the candidate, 10 % faster, was there only then.
-    race = Race("a", "latency")
-    race.join("a")
-    for _ in range(30):
-        race.add_round({"a": flat(10.0), CONTROL: flat(10.0)})
-    race.join("b")
-    for _ in range(20):
-        race.add_round({"a": flat(20.0), "b": flat(18.0), CONTROL: flat(20.0)})
+    # The machine is twice as slow in the second half, and the late-comer, 10 % faster, was there only then.
+    default, late = entrant("default"), entrant("late")
+    race = add(Race([default], 1, MARGIN), [{default: 10.0}] * 30)
+    race.join(late)
+    add(race, [{default: 20.0, late: 18.0}] * 20)
     # Unpaired, it looks far slower.
-    assert race.median_cost("b") > race.median_cost("a")
-    assert interval(race, "b", "a").median == pytest.approx(0.9)
-    assert interval(race, "a", "b").median == pytest.approx(1 / 0.9)
+    assert race.series[late].median_cost("latency") > race.series[default].median_cost("latency")
+    there, back = race.ratio(late, default, "latency"), race.ratio(default, late, "latency")
+    assert there is not None
+    assert back is not None
+    assert there.median == pytest.approx(0.9)
+    assert back.median == pytest.approx(1 / 0.9)
 
 
 def test_a_drift_that_is_larger_than_the_difference_does_not_hide_it() -> None:
     drift = np.linspace(1, 3, 64)
-    found = interval(raced({"a": 10 * drift, "b": 9.8 * drift}), "b", "a")
+    found = Raced({"default": 10 * drift, "other": 9.8 * drift}).ratio("other", "default")
     assert (found.low, found.median, found.high) == pytest.approx((0.98, 0.98, 0.98))
 
 
-def test_a_candidate_that_left_is_compared_over_the_rounds_that_it_ran() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.join("b")
-    for _ in range(10):
-        race.add_round({"a": flat(10.0), "b": flat(20.0), CONTROL: flat(10.0)})
-    race.leave("b")
-    for _ in range(10):
-        race.add_round({"a": flat(99.0), CONTROL: flat(99.0)})
-    assert interval(race, "b", "a").median == pytest.approx(2.0)
-    assert race.running == ["a"]
+def test_who_left_is_compared_over_the_rounds_that_it_ran() -> None:
+    raced = Raced({"default": [10.0] * 10, "other": [20.0] * 10})
+    raced.race.leave(raced["other"])
+    add(raced.race, [{raced["default"]: 99.0}] * 10)
+    assert raced.ratio("other", "default").median == pytest.approx(2.0)
+    assert raced.race.running == [raced["default"]]
 
 
 def test_two_that_never_met_have_no_ratio() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.join("b")
-    for _ in range(10):
-        race.add_round({"a": flat(10.0), "b": flat(20.0), CONTROL: flat(10.0)})
-    race.leave("b")
-    race.join("c")
-    for _ in range(10):
-        race.add_round({"a": flat(10.0), "c": flat(9.0), CONTROL: flat(10.0)})
-    assert race.ratio("b", "c") is None
-    assert race.ratio("c", "a") is not None
+    raced = Raced({"default": [10.0] * 10, "early": [20.0] * 10})
+    raced.race.leave(raced["early"])
+    late = entrant("late")
+    raced.race.join(late)
+    add(raced.race, [{raced["default"]: 10.0, late: 9.0}] * 10)
+    assert raced.race.ratio(raced["early"], late, "latency") is None
+    assert raced.race.ratio(late, raced["default"], "latency") is not None
+
+
+def test_a_round_changes_what_was_known_before() -> None:
+    raced = Raced({"default": [10.0] * MIN_ROUNDS, "other": [9.0] * MIN_ROUNDS})
+    assert raced.ratio("other", "default").high == pytest.approx(0.9)
+    add(raced.race, [{raced["default"]: 10.0, raced["other"]: 20.0}])
+    assert raced.ratio("other", "default").high == pytest.approx(2.0)
 
 
 # Impossible samples
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("figure", [0, 1, 2])
-def test_an_impossible_sample_is_a_gap_that_is_counted(bad: float, figure: int) -> None:
-    figures = [9.0, 9.0, 9.0]
-    figures[figure] = bad
-    times: list[float | Sample] = [9.0] * 20
-    times[3] = Sample(*figures)
-    race = raced({"a": [10.0] * 20, "b": times})
-    assert race.series["b"].dropped == 1
+@pytest.mark.parametrize("figure", Figures._fields)
+def test_an_impossible_sample_is_a_gap_that_is_counted(bad: float, figure: str) -> None:
+    times = [flat(9.0)] * 20
+    times[3] = flat(9.0)._replace(**{figure: bad})
+    raced = Raced({"default": [10.0] * 20, "other": times})
+    series = raced.race.series[raced["other"]]
+    assert series.dropped == 1
     # The rounds behind it still pair with the right ones.
-    found = interval(race, "b", "a")
+    found = raced.ratio("other", "default")
     assert (found.low, found.high) == pytest.approx((0.9, 0.9))
-    assert race.median_cost("b") == 9.0
-    assert race.percentile_90("b") == 9.0
-    assert race.best_wall("b") == 9.0
-    assert race.series["b"].medians() == (9.0, 9.0, 9.0)
-    assert not race.series["b"].unmeasurable
+    assert series.median_cost("latency") == series.percentile_90("serving") == 9.0
+    assert series.medians() == (9.0, 9.0, 9.0, 9.0)
+    assert not series.unmeasurable
 
 
 def test_gaps_keep_rounds_aligned_where_speeds_differ() -> None:
     speeds = [1.0, 4.0] * 16
     times = [9.0 * speed for speed in speeds]
     times[0] = -1.0
-    found = interval(raced({"a": [10.0 * speed for speed in speeds], "b": times}), "b", "a")
+    found = Raced({"default": [10.0 * speed for speed in speeds], "other": times}).ratio("other", "default")
     assert (found.low, found.high) == pytest.approx((0.9, 0.9))
 
 
@@ -186,136 +99,190 @@ def test_too_many_impossible_samples_are_too_many(bad: int, good: int, unmeasura
     assert series.unmeasurable is unmeasurable
 
 
-def test_a_candidate_without_one_possible_sample_has_no_cost() -> None:
-    race = raced({"a": [10.0] * 20, "b": [0.0] * 20})
-    assert race.median_cost("b") == race.best_wall("b") == math.inf
-    assert race.ratio("b", "a") is None
-    assert race.finishers() == ["a"]
+def test_who_has_not_one_possible_sample_has_no_cost() -> None:
+    raced = Raced({"default": [10.0] * 20, "other": [0.0] * 20})
+    series = raced.race.series[raced["other"]]
+    assert series.median_cost("latency") == math.inf
+    assert series.medians() is None
+    assert raced.race.ratio(raced["other"], raced["default"], "latency") is None
+    assert raced.race.finishers() == [raced["default"]]
     # It cannot be called beaten either: nobody knows.
-    assert not race.beaten("b")
+    assert not raced.beaten("other")
 
 
 # Who is beaten
 
 
-def test_a_candidate_is_beaten_only_when_it_surely_is_slower_by_more_than_two_percent() -> None:
-    race = raced({"a": [10.0] * 20, "b": [10.1] * 20, "c": [10.3] * 20})
-    assert not race.beaten("b")
-    assert race.beaten("c")
+def test_one_is_beaten_only_when_it_surely_is_slower_by_more_than_two_percent() -> None:
+    raced = Raced({"default": [10.0] * 20, "close": [10.1] * 20, "far": [10.3] * 20})
+    assert not raced.beaten("close")
+    assert raced.beaten("far")
 
 
-def test_an_unsure_candidate_is_not_beaten() -> None:
-    race = raced({"a": [10.0] * 20, "b": [9.0, 13.0] * 10})
-    assert not race.beaten("b")
+def test_one_that_may_still_be_faster_is_not_beaten() -> None:
+    assert not Raced({"default": [10.0] * 20, "unsure": [9.0, 13.0] * 10}).beaten("unsure")
 
 
-def test_a_candidate_is_beaten_by_whoever_leads_not_by_the_default_alone() -> None:
-    race = raced({"a": [10.0] * 20, "b": [9.5] * 20, "c": [5.0] * 20})
-    assert race.beaten("b")
+def test_one_is_beaten_by_whoever_leads_not_by_the_default_alone() -> None:
+    assert Raced({"default": [10.0] * 20, "good": [9.5] * 20, "best": [5.0] * 20}).beaten("good")
 
 
-def test_a_candidate_that_is_best_under_one_objective_is_not_beaten() -> None:
-    # Slow to wait for, and the fastest to queue.
-    race = raced({"a": [Sample(10, 10, 12)] * 20, "b": [Sample(4, 8, 30)] * 20})
-    assert not race.beaten("b")
-    slower_everywhere = raced({"a": [Sample(10, 10, 12)] * 20, "b": [Sample(11, 5, 30)] * 20})
-    assert slower_everywhere.beaten("b")
+def test_one_that_is_best_under_an_objective_is_not_beaten() -> None:
+    # Slow to wait for, and the fastest to return.
+    raced = Raced({"default": [Figures(10, 10, 10, 12)] * 20, "returns": [Figures(4, 4, 8, 30)] * 20})
+    assert not raced.beaten("returns")
+    assert Raced({"default": [Figures(10, 10, 10, 12)] * 20, "slow": [Figures(11, 4, 8, 30)] * 20}).beaten("slow")
+
+
+def test_a_stall_is_part_of_what_a_call_costs_a_server() -> None:
+    raced = Raced({"default": [10.0] * 20, "waits": [5.0] * 20})
+    assert raced.ratio("waits", "default", "serving").median == pytest.approx(0.5)
+    raced.race.stall(raced["waits"], 45.0)
+    assert raced.ratio("waits", "default", "serving").median == pytest.approx(5.0)
+    assert raced.ratio("waits", "default", "latency").median == pytest.approx(0.5)
+    # Samples that come later carry it, too.
+    add(raced.race, [{raced["default"]: 10.0, raced["waits"]: 5.0}])
+    assert raced.race.series[raced["waits"]].costs("serving").tolist() == [50.0] * 21
 
 
 def test_the_default_is_never_beaten() -> None:
-    race = raced({"a": [10.0] * 20, "b": [1.0] * 20})
-    assert not race.beaten("a")
-    assert race.beaten("b") is False
+    raced = Raced({"default": [10.0] * 20, "other": [1.0] * 20})
+    assert not raced.beaten("default")
+    assert not raced.beaten("other")
 
 
-def test_nobody_is_beaten_before_there_is_an_interval() -> None:
-    assert not raced({"a": [1.0] * 7, "b": [100.0] * 7}).beaten("b")
+def test_one_that_is_far_behind_in_each_of_a_few_rounds_leaves_early() -> None:
+    assert EARLY_ROUNDS < MIN_ROUNDS
+    few = Raced({"default": [10.0] * EARLY_ROUNDS, "behind": [15.0] * EARLY_ROUNDS, "once": [15.0, 15.0, 15.0, 13.0]})
+    assert few.beaten("behind")
+    assert not few.beaten("once")
+    fewer = EARLY_ROUNDS - 1
+    assert not Raced({"default": [10.0] * fewer, "behind": [100.0] * fewer}).beaten("behind")
 
 
-def test_trailing_is_by_the_best_sample_under_every_objective_and_never_the_default() -> None:
-    race = raced(
-        {
-            "a": [100.0, 100.0],
-            "hiccup": [1000.0, 11.0],
-            "slow": [90.0, 85.0],
-            "queues": [Sample(9, 9, 90), Sample(9, 9, 90)],
-            "fast": [10.0, 10.0],
-        }
-    )
-    assert race.trailing(8.0) == ["slow"]
-    assert race.trailing(math.inf) == []
+def test_one_that_is_far_behind_under_one_objective_alone_does_not_leave_early() -> None:
+    rounds = EARLY_ROUNDS
+    raced = Raced({"default": [Figures(10, 10, 10, 12)] * rounds, "waited": [Figures(10, 10, 10, 90)] * rounds})
+    assert not raced.beaten("waited")
 
 
-# Figures
+def test_noise_of_thirty_percent_seldom_throws_out_an_equal_one_early() -> None:
+    generator = np.random.default_rng(0)
+    thrown = 0
+    for _ in range(500):
+        times = 10 * np.exp(generator.normal(0, 0.3, (2, EARLY_ROUNDS)))
+        thrown += Raced({"default": times[0], "equal": times[1]}).beaten("equal")
+    assert thrown / 500 <= 0.02
 
 
-def test_objectives_are_what_the_design_says() -> None:
-    figures = np.array([[1.0, 5.0, 9.0], [6.0, 2.0, 9.5]])
-    assert OBJECTIVES["serving"](figures, 0.0).tolist() == [5.0, 6.0]
-    assert OBJECTIVES["serving"](figures, 100.0).tolist() == [105.0, 106.0]
-    assert OBJECTIVES["latency"](figures, 100.0).tolist() == [9.0, 9.5]
+# The default's place
 
 
-def test_an_objective_other_than_the_races_own_can_be_asked_for() -> None:
-    race = raced({"a": [Sample(10, 10, 20)] * 20, "b": [Sample(5, 5, 30)] * 20}, objective="serving")
-    assert interval(race, "b", "a").median == pytest.approx(0.5)
-    assert interval(race, "b", "a", "latency").median == pytest.approx(1.5)
-
-
-def test_the_noise_floor_is_how_far_the_default_differs_from_itself() -> None:
-    assert raced({"a": [10.0] * 20, CONTROL: [10.0] * 20}).noise_floor == 0
-    assert raced({"a": [10.0] * 20, CONTROL: [10.4] * 20}).noise_floor == pytest.approx(0.04)
-    assert raced({"a": [10.0] * 20, CONTROL: [9.5, 10.2] * 10}).noise_floor == pytest.approx(0.05)
-    assert raced({"a": [10.0] * 4}).noise_floor == 0
-
-
-def test_the_spread_is_over_fresh_sandboxes() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.join("b")
-    for us in (9.0, 9.4, 9.2):
-        race.begin_pass()
-        for _ in range(10):
-            race.add_round({"a": flat(10.0), "b": flat(us), CONTROL: flat(10.0)})
-    assert math.isclose(race.spread("b", "a"), math.log(9.4 / 9.0) / 2)
-    assert race.spread("a", "a") == 0
-
-
-def test_a_sandbox_with_too_few_rounds_says_nothing_about_the_spread() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.join("b")
-    for us, rounds in ((9.0, 10), (5.0, MIN_ROUNDS - 1)):
-        race.begin_pass()
-        for _ in range(rounds):
-            race.add_round({"a": flat(10.0), "b": flat(us), CONTROL: flat(10.0)})
-    assert race.spread("b", "a") == 0
-
-
-def test_the_spread_of_a_late_comer_is_over_the_sandboxes_that_it_saw() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.begin_pass()
-    for _ in range(10):
-        race.add_round({"a": flat(10.0), CONTROL: flat(10.0)})
-    race.join("b")
-    for us in (9.0, 9.9):
-        race.begin_pass()
-        for _ in range(10):
-            race.add_round({"a": flat(10.0), "b": flat(us), CONTROL: flat(10.0)})
-    assert math.isclose(race.spread("b", "a"), math.log(9.9 / 9.0) / 2)
-
-
-def test_a_restart_forgets_the_samples_of_those_who_still_run() -> None:
-    race = Race("a", "latency")
-    race.join("a")
-    race.join("b")
-    race.join("c")
-    race.add_round({"a": flat(1.0), "b": flat(1.0), "c": flat(90.0), CONTROL: flat(1.0)})
-    race.leave("c")
-    race.restart()
-    assert race.best_wall("a") == race.best_wall("b") == math.inf
-    assert race.best_wall("c") == 90.0
+def test_a_default_that_leaves_is_replaced_by_the_next_who_runs() -> None:
+    raced = Raced({"default": [10.0] * 9, "gone": [9.0] * 9, "first": [8.0] * 9, "second": [7.9] * 9})
+    for label in ("gone", "default"):
+        raced.race.leave(raced[label])
+    assert raced.race.default is raced["first"]
+    assert not raced.beaten("first")
+    # It is told apart from itself from then on.
+    assert raced.race.noise_floor == 0
     for _ in range(MIN_ROUNDS):
-        race.add_round({"a": flat(10.0), "b": flat(9.0), CONTROL: flat(10.0)})
-    assert interval(race, "b", "a").median == pytest.approx(0.9)
+        raced.race.add_round({raced["first"]: flat(8.0), raced["second"]: flat(7.9)}, flat(8.4))
+    assert raced.race.noise_floor == pytest.approx(0.05)
+
+
+def test_a_race_without_anybody_left_keeps_its_samples() -> None:
+    raced = Raced({"default": [10.0] * 9})
+    raced.race.leave(raced["default"])
+    assert raced.race.running == raced.race.finishers() == []
+    assert raced.race.series[raced["default"]].median_cost("latency") == 10.0
+
+
+@pytest.mark.parametrize(("again", "floor"), [([10.0], 0.0), ([10.4], 0.04), ([9.5, 10.2], 0.05)])
+def test_the_noise_floor_is_how_far_the_default_differs_from_itself(again: list[float], floor: float) -> None:
+    default = entrant("default")
+    race = Race([default], 1, MARGIN)
+    for i in range(20):
+        race.add_round({default: flat(10.0)}, flat(again[i % len(again)]))
+    assert race.noise_floor == pytest.approx(floor)
+
+
+def test_a_default_that_was_timed_once_a_round_has_no_noise_floor() -> None:
+    assert Raced({"default": [10.0] * 20}).race.noise_floor == 0
+
+
+# What medians do not show
+
+TABLES = 4
+
+
+def by_table(*factors: float, rounds: int = 96, noise: float = 0.002) -> Raced:
+    """An entrant whose speed depends on the table that a round was run on."""
+    generator = np.random.default_rng(0)
+    default, other = 10 * np.exp(generator.normal(0, noise, (2, rounds)))
+    speeds = np.resize(np.array(factors), rounds)
+    return Raced({"default": default, "other": other * speeds}, tables=len(factors))
+
+
+@pytest.mark.parametrize(
+    ("factors", "depends"),
+    [
+        ((0.9, 0.9, 0.9, 1.1), True),
+        ((0.9, 0.94, 0.9, 0.8), False),  # faster on every one of them
+        ((0.9,), False),
+        ((0.9, 1.1), False),  # two have a range and no spread
+    ],
+)
+def test_who_is_faster_on_some_tables_only_depends_on_memory(factors: tuple[float, ...], depends: bool) -> None:  # noqa: FBT001 - a case
+    raced = by_table(*factors)
+    assert raced.race.depends_on_memory(raced["other"], raced["default"], "latency") is depends
+
+
+def test_tables_with_few_rounds_say_nothing_about_memory() -> None:
+    raced = by_table(0.9, 0.9, 0.9, 1.1, rounds=TABLES * (MIN_ROUNDS - 1))
+    assert not raced.race.depends_on_memory(raced["other"], raced["default"], "latency")
+
+
+def test_a_late_comers_rounds_are_told_apart_by_the_table_that_they_ran_on() -> None:
+    default, late = entrant("default"), entrant("late")
+    race = Race([default], TABLES, MARGIN)
+    add(race, [{default: 10.0}])
+    race.join(late)
+    # Slower on table 0 alone, which is the fourth that it sees.
+    generator = np.random.default_rng(0)
+    for turn in range(1, 97):
+        us = (11.0 if turn % TABLES == 0 else 9.0) * math.exp(generator.normal(0, 0.002))
+        add(race, [{default: 10.0, late: us}])
+    assert race.depends_on_memory(late, default, "latency")
+
+
+def stalling(often: int, worth: float, rounds: int = 96) -> Raced:
+    """An entrant that is faster, but for one round in so many."""
+    times = np.where(np.arange(rounds) % often == 0, worth, 7.0)
+    return Raced({"default": [10.0] * rounds, "other": times})
+
+
+@pytest.mark.parametrize(
+    ("often", "worth", "heavy"),
+    [
+        (6, 10_000.0, True),
+        (6, 29.0, True),  # 10.7 us on average
+        (6, 26.0, False),  # within four medians
+        (48, 10_000.0, False),  # twice in 96 rounds is chance
+        (10, 30.0, False),  # 9.3 us on average: still faster
+    ],
+)
+def test_who_stalls_so_often_that_its_mean_is_slower_has_a_heavy_tail(often: int, worth: float, heavy: bool) -> None:  # noqa: FBT001 - a case
+    raced = stalling(often, worth)
+    assert raced.race.tail_heavy(raced["other"], raced["default"], "latency") is heavy
+    assert not raced.race.tail_heavy(raced["default"], raced["other"], "latency")
+
+
+def test_hiccups_that_both_have_are_nobodys_tail() -> None:
+    generator = np.random.default_rng(0)
+    heavy = 0
+    for _ in range(300):
+        times = 10 * np.exp(generator.normal(0, 0.1, (2, 96))) + (generator.random((2, 96)) < 0.05) * 1000
+        raced = Raced({"default": times[0], "other": times[1]})
+        heavy += raced.race.tail_heavy(raced["other"], raced["default"], "latency")
+    assert heavy / 300 <= 0.02

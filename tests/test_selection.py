@@ -23,6 +23,7 @@ from builders import (
     here,
     make_document,
     make_profile,
+    make_provenance,
     next_patch,
     one_line,
     save_in,
@@ -31,6 +32,7 @@ from builders import (
 
 from swa_alloc import StrategyProfile, SWATokenToKVPoolAllocator
 from swa_alloc.errors import CalibrationError, ProfileError, StrategyError, SWAAllocError
+from swa_alloc.profile import IN_VAIN
 from swa_alloc.selection import Overrides, Selection, select
 from swa_alloc.stores import stores
 from swa_alloc.trace import TraceRecorder
@@ -44,6 +46,10 @@ def choose(**keywords: Any) -> Selection:
     return select(CPU, SIZE, PAGE_SIZE, Overrides(**keywords))
 
 
+# Of a calibration that used up its budget, and of one that something ended early.
+IN_VAIN_TWICE = make_provenance(effort={"budget_s": 5.0, IN_VAIN: 5.0})
+UNFINISHED = make_provenance(effort={"budget_s": 5.0})
+
 # Pins whatever can be called.
 EVERYTHING = "index_put,subscript,read_then_clear"
 
@@ -52,7 +58,7 @@ def strategies_of(selection: Selection, target: str) -> set[str]:
     """Those that clear a target."""
     choice = {key[1]: choice for key, choice in selection.choices.items() if key[0] == "clear"}[target]
     # Both dtypes are served.
-    assert {decision.index_dtype for decision in choice.decisions} == {"int32", "int64"}
+    assert {decision.kind.index_dtype for decision in choice.decisions} == {"int32", "int64"}
     return {decision.strategy for decision in choice.decisions}
 
 
@@ -197,7 +203,7 @@ def test_a_pin_of_everything_and_one_of_a_target_combine(monkeypatch: pytest.Mon
 
 def test_pins_of_every_target_leave_the_stores_unread(isolated: Path) -> None:
     isolated.mkdir(parents=True)
-    (isolated / "cpu-corrupt.json").write_text("{", encoding="utf-8")
+    (isolated / "cpu-corrupt.profile-2.json").write_text("{", encoding="utf-8")
     assert choose(strategy=EVERYTHING).troubles == ()
     assert len(choose(strategy="index_put").troubles) == 1
 
@@ -217,6 +223,33 @@ def test_bare_names_of_different_operations_pin_one_each() -> None:
         "translate": "subscript",
         "take": "read_then_clear",
     }
+
+
+def test_a_pin_may_give_parameters_and_means_the_operations_that_take_them() -> None:
+    def pinned_to(pin: str) -> dict[str, set[str]]:
+        choices = choose(strategy=pin).choices.values()
+        return {
+            f"{choice.operation}.{choice.target}": {decision.label for decision in choice.decisions}
+            for choice in choices
+            if choice.layer == "strategy= argument"
+        }
+
+    take = "read_then_clear(clear=index_copy(source=slice), read=rows)"
+    assert pinned_to(take) == {"take.page": {take}}
+    # Sets have an index_copy as well, but no source.
+    copy = "index_copy(source=slice)"
+    assert pinned_to(copy) == {"clear.token": {copy}, "clear.page": {copy}}
+    several = f"clear.token = {copy} , take.page={take}, tensor_take"
+    assert pinned_to(several) == {"clear.token": {copy}, "take.page": {take}, "translate.token": {"tensor_take"}}
+
+
+def test_an_allocator_takes_a_pin_with_parameters() -> None:
+    take = "read_then_clear(clear=index_put, read=rows)"
+    allocator = allocate(strategy=take, strict_profile=True)
+    assert take in allocator.explain()
+    slots = allocator.alloc(PAGE_SIZE)
+    allocator.free_swa(slots)
+    assert allocator.full_to_swa_index_mapping[slots].tolist() == [0] * PAGE_SIZE
 
 
 def test_several_instances_pin_an_operation_each() -> None:
@@ -252,6 +285,12 @@ def test_an_empty_pin_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("=index_fill", "names no known target"),
         ("clear.token=", "unknown clear strategy ''"),
         ("clear.page=index_put,clear.token=index_fil", "unknown clear strategy 'index_fil'"),
+        ("index_copy(source=thin)", "'index_copy' does not take the parameters {'source': 'thin'}: source must be one"),
+        ("set.token=index_copy(source=slice)", r"set strategy 'index_copy' does not take .* \(it has none\)"),
+        ("index_fill(block=3),set.token=scatter", "clear strategy 'index_fill' does not take the parameters"),
+        ("read_then_clear(clear=index_fil)", "unknown clear strategy 'index_fil'; known"),
+        ("read_then_clear(clear=index_put", r"cannot be read: a parenthesis .*; write NAME or NAME\(PARAMETER=VALUE"),
+        ("index_copy(source=slice),clear.token=index_put,clear.token=scatter", "says twice what serves clear.token"),
     ],
 )
 @pytest.mark.parametrize("layer", ["argument", "variable"])
@@ -299,23 +338,113 @@ def test_a_compatible_profile_is_used_and_said_so(isolated: Path, caplog: pytest
     assert warnings_of(caplog) == []
 
 
-def test_a_foreign_profile_in_a_store_is_ignored_and_the_field_named(
+def test_profiles_that_do_not_fit_are_one_warning_once_with_all_differences_and_the_way_out(
     isolated: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = save_in(isolated, make_profile("scatter", machine=elsewhere()))
+    # Somebody shipped them, and nobody would know that they are not used.
+    path = save_in(isolated, make_profile("scatter", machine=here()._replace(python="3.1"), size=4096))
+    for number in range(40):
+        save_in(isolated, make_profile(machine=elsewhere()._replace(python="3.1", threads=2), workload=f"w{number}"))
     allocator = allocate(strict_profile=True)
-    words = allocator.explain()
-    assert "clear.token: decided by default" in words
-    assert f"note: ignored {path}: device_name is " in words
-    # An ordinary thing in a shared home folder.
+    assert "clear.token: decided by default" in allocator.explain()
+    (warning,) = warnings_of(caplog)
+    python = f"python is {here().python!r} here and '3.1' in the profile"
+    assert (
+        f"no profile for this cpu with {SIZE} slots in pages of {PAGE_SIZE}, the defaults serve; the nearest of 41, "
+        f"{path}, differs: size is {SIZE} here and 4096 in the profile; {python} "
+        "(a profile serves pools of 1/2 to 2 times its own size); make one with `python -m autotune "
+    ) in warning
+    assert_names_the_command(warning)
+    # A server constructs several mappings, and whoever asks is told again.
+    assert f"note: {warning}" in allocate().explain()
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_profiles_that_do_not_fit_are_not_worth_a_line_where_one_does(
+    isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_in(isolated, make_profile("scatter"))
+    save_in(isolated, make_profile("scatter", machine=elsewhere()))
+    with caplog.at_level(logging.INFO, "swa_alloc"):
+        assert elsewhere().device_name not in allocate().explain()
+    assert caplog.records == []
+
+
+# --- incomplete profiles
+
+
+def test_an_incomplete_profile_serves_with_one_line_that_says_so(
+    isolated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = tuple(f"set.token.int32 at {size}" for size in (1, 8, 64, 512))
+    path = save_in(isolated, make_profile("scatter", missing=missing, provenance=IN_VAIN_TWICE))
+    with caplog.at_level(logging.INFO, "swa_alloc"):
+        allocator = allocate(strict_profile=True, on_missing="calibrate")
+    line = (
+        f"{path} is incomplete: 4 missing (set.token.int32 at 1, set.token.int32 at 8, set.token.int32 at 64, ...); "
+        "calibrating again completes it"
+    )
+    assert [record.getMessage() for record in caplog.records] == [line]
+    assert f"note: {line}" in allocator.explain()
+    assert f"clear.token: decided by user store ({path})" in allocator.explain()
+
+
+def test_that_nothing_could_be_measured_is_no_trouble_and_is_not_tried_again(
+    isolated: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", pytest.fail)
+    save_in(isolated, make_profile(decisions=(), missing=("everything",), provenance=IN_VAIN_TWICE._replace(rounds=0)))
+    selection = choose(strict_profile=True, on_missing="calibrate")
+    assert set(layers_of(selection).values()) == {"default"}
+    assert (selection.troubles, selection.miss) == ((), "")
+    assert "is incomplete: 1 missing (everything)" in selection.remarks[0]
     assert warnings_of(caplog) == []
+
+
+def test_what_is_unfinished_is_taken_up_by_the_next_start_that_may_measure(
+    isolated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_in(isolated, make_profile("scatter", missing=("set.token.int32 at 1",), provenance=UNFINISHED))
+    completed = make_profile("index_put")
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", lambda *_: (completed, path))
+    assert strategies_of(choose(on_missing="calibrate"), "token") == {"index_put"}
+    for on_missing in ("default", "error"):
+        assert strategies_of(choose(on_missing=on_missing), "token") == {"scatter"}
+
+
+def test_what_is_unfinished_serves_where_it_cannot_be_taken_up(isolated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> None:
+        raise CalibrationError("the device is busy")
+
+    save_in(isolated, make_profile("scatter", missing=("set.token.int32 at 1",), provenance=UNFINISHED))
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", fail)
+    selection = choose(on_missing="calibrate", strict_profile=True)
+    assert strategies_of(selection, "token") == {"scatter"}
+    assert selection.troubles == ()
+    assert selection.remarks[0] == "not calibrated: the device is busy"
+
+
+def test_what_was_measured_and_cannot_be_saved_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swa_alloc.startup.calibrate_at_startup", lambda *_: (make_profile("scatter"), None))
+    words = allocate(on_missing="calibrate").explain()
+    assert "clear.token: decided by calibration at start-up (not saved)" in words
+
+
+def test_a_calibration_that_fails_names_the_nearest_profile_in_the_same_warning(
+    isolated: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "autotune.startup", None)
+    path = save_in(isolated, make_profile(machine=elsewhere()))
+    allocate(on_missing="calibrate")
+    (warning,) = warnings_of(caplog)
+    assert f"the nearest of 1, {path}, differs: device_name is " in warning
 
 
 def test_a_corrupt_file_in_a_store_is_one_warning_and_the_default_clears(
     isolated: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     isolated.mkdir(parents=True)
-    path = isolated / "cpu-corrupt.json"
+    path = isolated / "cpu-corrupt.profile-2.json"
     path.write_text("{", encoding="utf-8")
     allocator = allocate()
     (warning,) = warnings_of(caplog)
@@ -333,7 +462,7 @@ def test_a_corrupt_file_beside_a_good_one_is_one_warning_and_the_good_one_is_use
     isolated: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_in(isolated, make_profile(decisions=decide_everything("scatter")))
-    (isolated / "cpu-corrupt.json").write_text("{", encoding="utf-8")
+    (isolated / "cpu-corrupt.profile-2.json").write_text("{", encoding="utf-8")
     allocator = allocate()
     (warning,) = warnings_of(caplog)
     assert "default" not in warning
@@ -420,7 +549,9 @@ def test_a_kind_of_index_that_a_profile_says_nothing_about_gets_the_default() ->
     partial = make_profile(decisions=(decide("scatter", index_dtype="int64"),))
     selection = choose(profile=partial)
     assert layers_of(selection) == {"token": "profile= argument", "page": "default"}
-    by_dtype = {decision.index_dtype: decision.strategy for decision in selection.choices["clear", "token"].decisions}
+    by_dtype = {
+        decision.kind.index_dtype: decision.strategy for decision in selection.choices["clear", "token"].decisions
+    }
     assert by_dtype == {"int32": "index_fill", "int64": "scatter"}
 
 

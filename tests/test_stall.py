@@ -1,234 +1,205 @@
-"""Who waits for the stream is told from who does not, however the times jitter; and what that decides."""
+"""Who waits for the stream is told from who does not, however the times jitter."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
-from scripted_device import DEFAULT, Clock, ScriptedDevice, measure, named, recorded, request, winners
 
-from autotune.devices import Sample
+from autotune.bench.stall import PATIENT, Stall, measure_stall
+from autotune.devices import Arguments, Call, Device, Sample
 from autotune.devices.cpu import Cpu
-from autotune.stall import Stall, measure_stall
-from swa_alloc.profile import StrategyProfile
-from swa_alloc.strategies import register_strategy
 
-BLOCK = [(torch.arange(8),)] * 4
+BLOCK: list[Arguments] = [(torch.arange(8),)] * 4
+OWN_US = 12.0
+
+Jitter = Callable[[np.random.Generator], float]
+
+
+def quiet(_generator: np.random.Generator) -> float:
+    return 0.0
 
 
 def hiccups(generator: np.random.Generator) -> float:
-    """A busy host: microseconds as a rule, a millisecond now and then."""
+    """A busy host: some microseconds as a rule, and one of twenty returns is held up for about a millisecond."""
     return float(generator.exponential(3.0) + (generator.random() < 0.05) * generator.uniform(200.0, 2000.0))
 
 
-def stall_of(share: float, **script: Any) -> Stall:
-    device = ScriptedDevice(lambda _label, _count: 3.0, Clock(), stall=lambda _label: share, **script)
-    stall = measure_stall(device, lambda _indices: None, BLOCK)
+class Queue(Device):
+    """A device with a stream, of which nothing is known but when blocks of calls return.
+
+    Args:
+        share: Of the backlog, how much a call waits for where it waits.
+        often: The probability that a call waits.
+        noise: Standard deviation of the logarithm of the calls' own time.
+        jitter: Added to the microseconds that a block takes to return.
+        own_us: What a block takes.
+        seed: Of the noise.
+    """
+
+    torch_device = torch.device("cpu")
+    budget_s = 1.0
+    kernel_us = 125.0
+
+    def __init__(
+        self,
+        share: float = 0.0,
+        *,
+        often: float = 1.0,
+        noise: float = 0.0,
+        jitter: Jitter = quiet,
+        own_us: float = OWN_US,
+        seed: int = 0,
+    ) -> None:
+        self._share, self._often, self._noise, self._jitter, self._own_us = share, often, noise, jitter, own_us
+        self._random = np.random.default_rng(seed)
+        self.backlogs_us: list[float] = []
+
+    def return_us(self, call: Call, block: Sequence[Arguments], backlog_us: float) -> tuple[float, float]:
+        del call
+        self.backlogs_us.append(backlog_us)
+        own_us = self._own_us * math.exp(self._random.normal(0, self._noise)) + self._jitter(self._random)
+        # Of a block the first that waits is the last one: the others find an idle stream.
+        waits = self._random.random() < 1 - (1 - self._often) ** len(block)
+        return float(own_us + waits * self._share * backlog_us), backlog_us
+
+    def synchronize(self) -> None: ...
+
+    def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
+        raise NotImplementedError
+
+    def cold_us(self, call: Call, arguments: Arguments) -> float:
+        raise NotImplementedError
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+def found_on(device: Device, *, own_us: float = OWN_US, out_of_time: bool = False) -> Stall:
+    stall = measure_stall(device, lambda _indices: None, BLOCK, own_us, lambda: out_of_time)
     assert stall is not None
     return stall
+
+
+# Classes
 
 
 def test_500_noisy_devices_are_all_classified_right() -> None:
     for seed in range(500):
         blocking = seed % 2 == 0
-        share = 1.0 if blocking else 0.0
-        found = stall_of(share, noise=0.3, jitter=hiccups, seed=seed)
-        assert found.kind == ("blocking" if blocking else "asynchronous"), (seed, found)
+        found = found_on(Queue(float(blocking), noise=0.3, jitter=hiccups, seed=seed))
+        assert found == (Stall("blocking", 1.0) if blocking else Stall("asynchronous", 0.0)), seed
+
+
+@pytest.mark.parametrize("own_us", [4.0, 100.0, 2000.0])
+def test_an_asynchronous_call_is_never_partial_at_thirty_percent_noise(own_us: float) -> None:
+    for seed in range(800):
+        device = Queue(noise=0.3, own_us=own_us, seed=seed)
+        assert found_on(device, own_us=own_us) == Stall("asynchronous", 0.0), seed
 
 
 @pytest.mark.parametrize(
-    ("share", "kind"),
-    [(0.0, "asynchronous"), (0.05, "asynchronous"), (0.3, "partial"), (0.8, "blocking"), (1.0, "blocking")],
+    ("share", "kind", "charged"),
+    [
+        (0.0, "asynchronous", 0.0),
+        (0.05, "asynchronous", 0.0),
+        (0.3, "partial", 0.3),
+        (0.8, "blocking", 1.0),
+        (1.0, "blocking", 1.0),
+    ],
 )
-def test_a_share_of_the_backlog_has_a_class(share: float, kind: str) -> None:
-    found = stall_of(share)
+def test_a_share_of_the_backlog_has_a_class(share: float, kind: str, charged: float) -> None:
+    found = found_on(Queue(share))
     assert found.kind == kind
-    assert found.low == pytest.approx(share)
-    assert found.high == pytest.approx(share)
+    assert found.share == pytest.approx(charged)
 
 
-def test_asynchronous_costs_nothing_blocking_everything_and_partial_the_worst_that_was_seen() -> None:
-    assert Stall("asynchronous", -0.02, 0.09).cost_us(18_000.0) == 0.0
-    assert Stall("blocking", 0.7, 0.9).cost_us(18_000.0) == 18_000.0
-    assert Stall("partial", 0.2, 0.4).cost_us(18_000.0) == 7_200.0
-    assert Stall("partial", -3.0, 2.0).cost_us(18_000.0) == 18_000.0
+def test_asynchronous_costs_nothing_blocking_everything_and_partial_its_share() -> None:
+    assert Stall("asynchronous", 0.0).cost_us(18_000.0) == 0.0
+    assert Stall("blocking", 1.0).cost_us(18_000.0) == 18_000.0
+    assert Stall("partial", 0.2).cost_us(18_000.0) == 3_600.0
 
 
 def test_impossible_times_are_passed_over() -> None:
-    found = stall_of(1.0, jitter=lambda generator: float(generator.choice([0.0, np.inf, np.nan], p=[0.6, 0.2, 0.2])))
-    assert found.kind == "blocking"
+    def impossible(generator: np.random.Generator) -> float:
+        return float(generator.choice([0.0, np.inf, np.nan], p=[0.6, 0.2, 0.2]))
+
+    assert found_on(Queue(1.0, jitter=impossible)).kind == "blocking"
 
 
-def test_a_cpu_has_no_backlog_and_so_no_stall() -> None:
-    assert measure_stall(Cpu(), lambda _indices: None, BLOCK) is None
+# Waits that come now and then
 
 
-# --- what it decides
-
-STEP_US = 18_000.0
-
-
-@pytest.fixture
-def strategies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``waits`` and ``goes_on``, both right."""
-    monkeypatch.setattr("swa_alloc.strategies._registry._registered", {"clear": {}})
-    for name in ("waits", "goes_on"):
-        register_strategy(named(name))
+def shares(often: float) -> list[float]:
+    """What 400 devices on which one call in so many waits are charged."""
+    return [found_on(Queue(1.0, often=often, noise=0.3, jitter=hiccups, seed=seed)).share for seed in range(400)]
 
 
-def raced(monkeypatch: pytest.MonkeyPatch, cost: Any, *, waits: float = 1.0, **keywords: Any) -> StrategyProfile:
-    """Races the default, ``waits`` and ``goes_on``, of which ``waits`` waits for the backlog."""
-    clock = Clock()
-    clock.rule(monkeypatch)
-    script = {name: keywords.pop(name) for name in ("noise", "jitter", "captures") if name in keywords}
-    device = ScriptedDevice(cost, clock, stall=lambda label: waits if label == "waits" else 0.0, **script)
-    return measure(request(device, ["waits", "goes_on"], backlog_us=STEP_US, **keywords))
+@pytest.mark.parametrize("often", [0.05, 0.1, 0.2])
+def test_waits_that_come_now_and_then_are_charged_what_they_cost_on_average(often: float) -> None:
+    assert often / 2 <= np.mean(shares(often)) <= often * 2
 
 
-# Fastest on an idle stream, whichever way one looks at it.
-IDLE_US = {DEFAULT: 20.0, "waits": 5.0, "goes_on": 12.0}
+def test_a_call_that_waits_one_time_in_twenty_is_seldom_missed() -> None:
+    # Of blocks of four, one in five waits: of two dozen returns nine in ten show more than one.
+    assert sum(share > 0 for share in shares(0.05)) >= 0.9 * 400
 
 
-@pytest.mark.usefixtures("strategies")
-def test_a_blocking_strategy_that_is_fastest_when_idle_loses_under_serving_and_wins_under_latency(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    profile = raced(monkeypatch, lambda label, _count: IDLE_US[label], objective="serving", noise=0.02)
-    assert set.union(*winners(profile).values()) == {"goes_on"}
-    # The other objective's answer comes from the same measurements.
-    other = profile.under("latency")
-    assert set.union(*winners(other).values()) == {"waits"}
-    assert other.under("serving").decisions == profile.decisions
-    assert other.provenance == profile.provenance
+def test_one_late_return_of_many_is_a_hiccup() -> None:
+    late = iter([510.0] + [0.0] * 99)
+    assert found_on(Queue(jitter=lambda _generator: next(late))) == Stall("asynchronous", 0.0)
 
 
-@pytest.mark.usefixtures("strategies")
-def test_the_stall_is_in_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = raced(monkeypatch, lambda label, _count: IDLE_US[label], objective="serving")
-    for measurement in profile.evidence.measurements:
-        stalls = {c.label: (c.stall, c.stall_us, c.capturable) for c in measurement.candidates}
-        assert stalls == {
-            DEFAULT: ("asynchronous", 0.0, None),
-            "waits": ("blocking", STEP_US, False),
-            "goes_on": ("asynchronous", 0.0, None),
-        }
-    survivor = next(c for c in profile.evidence.measurements[0].candidates if c.label == "goes_on")
-    assert survivor.cost_us("serving") == 12.0
+# How it is measured
 
 
-@pytest.mark.usefixtures("strategies")
-def test_a_default_that_waits_is_left_for_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    clock.rule(monkeypatch)
-    device = ScriptedDevice(
-        lambda label, _count: IDLE_US[label] * (0.2 if label == DEFAULT else 1.0),
-        clock,
-        stall=lambda label: 1.0 if label in (DEFAULT, "waits") else 0.0,
-    )
-    profile = measure(request(device, ["waits", "goes_on"], backlog_us=STEP_US, objective="serving"))
-    assert set.union(*winners(profile).values()) == {"goes_on"}
+@pytest.mark.parametrize("own_us", [4.0, 125.0, 400.0, 30_000.0])
+def test_the_backlog_lasts_at_least_four_times_as_long_as_the_calls_take_to_return(own_us: float) -> None:
+    device = Queue(own_us=own_us)
+    found_on(device, own_us=own_us)
+    assert min(device.backlogs_us) >= 4 * max(own_us, device.kernel_us)
+    # Two lengths, since only what grows with the backlog is a wait for it.
+    assert {max(device.backlogs_us) / min(device.backlogs_us)} == {2.0}
+    assert len(set(device.backlogs_us)) == 2
 
 
-@pytest.mark.usefixtures("strategies")
-def test_jitter_never_turns_an_asynchronous_strategy_into_a_loser_by_its_stall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Half as expensive as the default; a raw product with 18 ms would bury that.
-    cost = {DEFAULT: 20.0, "waits": 10.0, "goes_on": 40.0}
-    profile = raced(
-        monkeypatch, lambda label, _count: cost[label], waits=0.0, objective="serving", noise=0.05, jitter=hiccups
-    )
-    assert set.union(*winners(profile).values()) == {"waits"}
+def test_a_call_that_always_waits_is_told_by_few_backlogs_and_the_end_of_the_time_ends_the_others() -> None:
+    blocking, asynchronous, late = Queue(1.0), Queue(), Queue()
+    found_on(blocking)
+    found_on(asynchronous)
+    assert found_on(late, out_of_time=True) == Stall("asynchronous", 0.0, sure=False)
+    assert len(blocking.backlogs_us) == len(late.backlogs_us) < len(asynchronous.backlogs_us)
 
 
-@pytest.mark.usefixtures("strategies")
-def test_host_and_device_time_decide_under_serving_and_the_wall_under_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = {
-        DEFAULT: Sample(10.0, 10.0, 30.0),
-        "waits": Sample(8.0, 4.0, 40.0),
-        "goes_on": Sample(4.0, 50.0, 20.0),
-    }
-    profile = raced(monkeypatch, lambda label, _count: samples[label], waits=0.0, objective="serving")
-    assert set.union(*winners(profile).values()) == {"waits"}
-    assert set.union(*winners(profile.under("latency")).values()) == {"goes_on"}
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_no_call_is_asked_without_end(share: float) -> None:
+    device = Queue(share, noise=0.3, jitter=lambda generator: float(generator.uniform(0, 5000)))
+    measure_stall(device, lambda _indices: None, BLOCK, OWN_US, lambda: False)
+    assert len(device.backlogs_us) <= 2 * PATIENT
 
 
-@pytest.mark.usefixtures("strategies")
-def test_recorded_measurements_replayed_decide_as_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crossing(label: str, count: int) -> float:
-        return {DEFAULT: 20.0, "waits": 5.0 + count / 20, "goes_on": 15.0}[label]
-
-    profile = raced(monkeypatch, crossing, waits=0.0, objective="serving", noise=0.03)
-    assert len(set.union(*winners(profile).values())) == 2
-    again = raced(monkeypatch, recorded(profile), waits=0.0, objective="serving")
-    assert [d[:6] for d in again.decisions] == [d[:6] for d in profile.decisions]
+def test_nothing_can_be_queued_ahead_of_a_cpus_calls() -> None:
+    assert measure_stall(Cpu(), lambda _indices: None, BLOCK, OWN_US, lambda: False) is None
 
 
-# --- capture
+def test_a_device_that_cannot_queue_so_long_a_backlog_has_no_answer() -> None:
+    class Short(Queue):
+        def return_us(self, call: Call, block: Sequence[Arguments], backlog_us: float) -> tuple[float, float] | None:  # type: ignore[override]  # as a Device may
+            del call, block, backlog_us
+            return None
+
+    assert measure_stall(Short(), lambda _indices: None, BLOCK, OWN_US, lambda: False) is None
 
 
-@pytest.mark.usefixtures("strategies")
-def test_who_cannot_be_captured_may_win_unless_that_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = {DEFAULT: 20.0, "waits": 5.0, "goes_on": 12.0}
-    script: dict[str, Any] = {
-        "waits": 0.0,
-        "objective": "serving",
-        "captures": lambda label: label != "waits",
-    }
-    free = raced(monkeypatch, lambda label, _count: cost[label], **script)
-    assert set.union(*winners(free).values()) == {"waits"}
-    capturable = {c.label: c.capturable for m in free.evidence.measurements for c in m.candidates}
-    assert capturable == {DEFAULT: True, "waits": False, "goes_on": True}
-    bound = raced(monkeypatch, lambda label, _count: cost[label], require_capturable=True, **script)
-    assert set.union(*winners(bound).values()) == {"goes_on"}
-    assert {(out.strategy, out.reason) for out in bound.evidence.ineligible} == {("waits", "not_capturable")}
+def test_the_lengths_that_were_queued_count_and_not_those_that_were_asked_for() -> None:
+    class Rounding(Queue):
+        """Its kernels are of one length, which no backlog that is asked for is a multiple of."""
 
+        def return_us(self, call: Call, block: Sequence[Arguments], backlog_us: float) -> tuple[float, float]:
+            return super().return_us(call, block, 170.0 * round(backlog_us / 170.0))
 
-@pytest.mark.usefixtures("strategies")
-def test_a_blocking_call_is_not_tried_in_a_capture_which_it_would_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-
-    def captures(label: str) -> bool:
-        tried.append(label)
-        return True
-
-    profile = raced(monkeypatch, lambda label, _count: IDLE_US[label], objective="serving", captures=captures)
-    assert "waits" not in tried
-    assert {c.capturable for m in profile.evidence.measurements for c in m.candidates if c.label == "waits"} == {False}
-
-
-class Late(ScriptedDevice):
-    """``waits`` waits for the backlog from 512 indices on, and raises behind one where ``raises`` is set."""
-
-    raises = False
-
-    def return_us(self, call: Any, block: Any, kernels: int) -> float | None:
-        if getattr(call, "label", DEFAULT) != "waits":
-            return 10.0
-        if self.raises:
-            raise RuntimeError("device says no")
-        return 10.0 + (kernels * self.kernel_us if block[0][0].numel() >= 512 else 0.0)
-
-
-@pytest.mark.usefixtures("strategies")
-def test_who_waits_with_many_indices_only_is_not_capturable(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    clock.rule(monkeypatch)
-    device = Late(lambda label, _count: IDLE_US[label], clock, captures=lambda _label: True)
-    free = measure(request(device, ["waits", "goes_on"], objective="latency"))
-    assert {c.capturable for m in free.evidence.measurements for c in m.candidates if c.label == "waits"} == {False}
-    bound = measure(request(device, ["waits", "goes_on"], objective="latency", require_capturable=True))
-    assert set.union(*winners(bound).values()) == {"goes_on"}
-
-
-@pytest.mark.usefixtures("strategies")
-def test_a_call_that_raises_behind_a_backlog_is_one_strategys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    clock.rule(monkeypatch)
-    device = Late(lambda label, _count: IDLE_US[label], clock)
-    monkeypatch.setattr(Late, "raises", True)
-    profile = measure(request(device, ["waits", "goes_on"], objective="serving"))
-    assert set.union(*winners(profile).values()) == {"goes_on"}
-    assert {(out.strategy, out.reason) for out in profile.evidence.ineligible} == {("waits", "raised")}
+    assert found_on(Rounding(1.0)) == Stall("blocking", 1.0)
+    assert found_on(Rounding(0.3)).share == pytest.approx(0.3)

@@ -9,10 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import decide, elsewhere, make_document, make_evidence, make_profile, make_provenance, save_in, write_json
+from builders import (
+    decide,
+    elsewhere,
+    make_candidate,
+    make_evidence,
+    make_evidence_document,
+    make_measurement,
+    make_profile,
+    make_provenance,
+    save_in,
+    write_json,
+)
 from conftest import ROOT
 
 from swa_alloc.__main__ import main
+from swa_alloc.evidence import Evidence
+from swa_alloc.operations import INDEX_DTYPES, CallKind
+from swa_alloc.profile import evidence_path
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -21,6 +35,14 @@ if TYPE_CHECKING:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return make_profile("scatter").save(tmp_path / "profile.json")
+
+
+def with_wrong_evidence(folder: Path) -> Path:
+    path = make_profile().save(folder / "profile.json")
+    document = make_evidence_document()
+    document["measurements"][0]["weight"] = "heavy"
+    write_json(evidence_path(path), document)
+    return path
 
 
 def fails_with_one_line(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -71,6 +93,9 @@ allocator.free(allocator.alloc(8))
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert "decided by user store" in allocator.explain()
 from swa_alloc.__main__ import main
+from swa_alloc.evidence import Evidence
+from swa_alloc.operations import INDEX_DTYPES, CallKind
+from swa_alloc.profile import evidence_path
 assert main(["explain", "--size", "256", "--page-size", "4"]) == 0
 assert main(["path"]) == 0
 loaded |= {name.partition(".")[0] for name in sys.modules}
@@ -87,6 +112,17 @@ def test_a_start_with_a_cached_profile_and_the_command_import_nothing_that_measu
     *explained, loaded = ran.stdout.splitlines()
     assert "clear.token: decided by user store" in explained[0]
     assert loaded == "[]"
+
+
+def test_a_start_with_a_cached_profile_reads_no_evidence(run_python: Run, isolated: Path) -> None:
+    path = save_in(isolated, make_profile("scatter"))
+    start, _, _ = START.partition("loaded =")
+    check = 'assert "swa_alloc.evidence" not in sys.modules'
+    ran = run_python("-c", f"{start}{check}")
+    assert ran.returncode == 0, ran.stderr
+    # And has no use for it.
+    evidence_path(path).unlink()
+    assert run_python("-c", START).returncode == 0
 
 
 # --- show
@@ -121,7 +157,7 @@ def test_show_tells_what_several_operations_lack_for_one_reason_once(
 ) -> None:
     out = make_evidence().ineligible[0]._replace(strategy="npu_scatter_nd_update", detail="no NPU")
     kinds = [(operation, dtype) for operation in ("clear", "set") for dtype in ("int32", "int64")]
-    entries = tuple(out._replace(operation=operation, index_dtype=dtype) for operation, dtype in kinds)  # type: ignore[arg-type]  # plain strs where the fields are Literals
+    entries = tuple(out._replace(kind=CallKind(operation, "token", dtype)) for operation, dtype in kinds)  # type: ignore[arg-type]  # plain strs where the fields are Literals
     profile = make_profile(evidence=make_evidence()._replace(ineligible=(*entries, out._replace(detail="another"))))
     shown = prints(capsys, "show", profile.save(tmp_path / "profile.json"))
     assert [line for line in shown.splitlines() if line.startswith("left out")] == [
@@ -138,10 +174,40 @@ def test_show_marks_what_is_emulated_and_what_is_pinned(capsys: pytest.CaptureFi
     assert "scatter, pinned in the profile" in out
 
 
+def test_show_and_validate_take_a_profile_without_its_evidence(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    evidence_path(file).unlink()
+    assert "int64 any number: scatter, its evidence is not kept" in prints(capsys, "show", file)
+    assert "from 0 races" in prints(capsys, "validate", file)
+
+
+def test_show_and_validate_say_what_an_incomplete_profile_lacks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = ("clear.token.int32 at 384", "clear.token.int32 at 4096")
+    path = make_profile(missing=missing).save(tmp_path / "profile.json")
+    out = prints(capsys, "show", path)
+    assert "incomplete, still to be measured: clear.token.int32 at 384, clear.token.int32 at 4096" in out
+    assert "int32 any number: index_put, not raced for want of time" in out
+    assert "incomplete: 2 missing" in prints(capsys, "validate", path)
+
+
+def test_show_says_what_a_default_has_won_and_what_was_not_raced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kinds = [CallKind("clear", "token", dtype) for dtype in INDEX_DTYPES]
+    alone = make_measurement(make_candidate("index_fill"), kind=kinds[0], settled=False)
+    won = make_measurement(make_candidate("index_fill"), make_candidate("scatter", 1.2), kind=kinds[1])
+    page = CallKind("clear", "page", "int32")
+    both = [won._replace(kind=page, indices=8), alone._replace(kind=page, indices=512)]
+    evidence = Evidence((alone, won, *both), ())
+    out = prints(capsys, "show", make_profile("index_fill", evidence=evidence).save(tmp_path / "profile.json"))
+    assert "int32 any number: index_fill, the default, not raced for want of time\n" in out
+    assert "int64 any number: index_fill, the default, which nothing beats\n" in out
+    assert "int32 any number: index_fill, the default, not raced for want of time at 512\n" in out
+
+
 def test_show_refuses_wrong_evidence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    document = make_document()
-    document["measurements"][0]["weight"] = "heavy"
-    err = fails_with_one_line(capsys, "show", write_json(tmp_path / "profile.json", document))
+    err = fails_with_one_line(capsys, "show", with_wrong_evidence(tmp_path))
     assert "measurements[0].weight must be a number" in err
 
 
@@ -162,9 +228,7 @@ def test_validate_accepts_profiles_of_any_machine(
 
 
 def test_validate_reads_the_evidence_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    document = make_document()
-    document["measurements"][0]["weight"] = "heavy"
-    err = fails_with_one_line(capsys, "validate", write_json(tmp_path / "profile.json", document))
+    err = fails_with_one_line(capsys, "validate", with_wrong_evidence(tmp_path))
     assert "measurements[0].weight must be a number" in err
 
 
@@ -189,6 +253,16 @@ def test_explain_says_what_an_allocator_would_use_and_why(capsys: pytest.Capture
     out = prints(capsys, "explain", "--size", 256, "--page-size", 4)
     assert f"clear.token: decided by user store ({path})" in out
     assert "int32 any number: scatter" in out
+
+
+def test_explain_says_that_a_profile_is_incomplete_and_not_that_none_fits(
+    capsys: pytest.CaptureFixture[str], isolated: Path
+) -> None:
+    path = save_in(isolated, make_profile(decisions=(), missing=("everything",)))
+    out = prints(capsys, "explain", "--size", 256, "--page-size", 4)
+    assert "clear.token: decided by default" in out
+    assert f"note: {path} is incomplete: 1 missing (everything); calibrating again completes it" in out
+    assert "no profile fits" not in out
 
 
 def test_explain_says_why_a_profile_was_not_taken(capsys: pytest.CaptureFixture[str], isolated: Path) -> None:

@@ -12,11 +12,11 @@ import torch
 from builders import CPU, PROPERTY, one_line, write_json
 from hypothesis import given
 from hypothesis import strategies as st
-from strategy_contract import SetContract, StrategyContract, TakeContract, TranslateContract
 
 from swa_alloc import FullToSWAMapping, Overrides, SWATokenToKVPoolAllocator
 from swa_alloc.errors import TraceError
 from swa_alloc.strategies import Strategy
+from swa_alloc.testing import SetContract, StrategyContract, TakeContract, TranslateContract
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry, TraceRecorder, layout_of
 
 
@@ -168,33 +168,24 @@ def test_whole_pages_in_any_order_are_pages_unless_they_are_one_run(pages: list[
 # --- the recorder
 
 
-def recording(operation: str) -> Strategy:
-    (strategy,) = [strategy for strategy in TraceRecorder().strategies if strategy.operation == operation]
-    return strategy
+def recording(operation: str) -> dict[str, Strategy]:
+    return {s.name: s for s in TraceRecorder().strategies if s.operation == operation}
 
 
 class TestTheRecorderClearsLikeAnyStrategy(StrategyContract):
-    @pytest.fixture
-    def strategy(self) -> Strategy:
-        return recording("clear")
+    candidates = recording("clear")
 
 
 class TestTheRecorderSetsLikeAnyStrategy(SetContract):
-    @pytest.fixture
-    def strategy(self) -> Strategy:
-        return recording("set")
+    candidates = recording("set")
 
 
 class TestTheRecorderTranslatesLikeAnyStrategy(TranslateContract):
-    @pytest.fixture
-    def strategy(self) -> Strategy:
-        return recording("translate")
+    candidates = recording("translate")
 
 
 class TestTheRecorderTakesLikeAnyStrategy(TakeContract):
-    @pytest.fixture
-    def strategy(self) -> Strategy:
-        return recording("take")
+    candidates = recording("take")
 
 
 def record(page_size: int, *, size: int = 16) -> tuple[TraceRecorder, FullToSWAMapping]:

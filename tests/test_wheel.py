@@ -92,7 +92,7 @@ def test_the_installed_copy_works_from_any_folder(
     assert yaml.safe_load(shown.stdout)["workload"]["name"] == "mimo_v2_flash"
 
     small = ("workload.size=8192", "workload.size_swa=8192", "workload.decode_steps=64")
-    quick = ("calibration.sizes=3", "calibration.passes=1", "calibration.rounds=8")
+    quick = ("calibration.sizes=3", "calibration.tables=1", "calibration.rounds=8")
     arguments = ("device=cpu", *small, *quick, "format=json")
     finished = run_python("-c", CALIBRATE, *arguments, env=env, cwd=Path("/"))
     assert finished.returncode == 0, finished.stderr
@@ -101,7 +101,7 @@ def test_the_installed_copy_works_from_any_folder(
     document = json.loads(finished.stdout)
     assert Path(document["path"]).parent == isolated
     (folder,) = (tmp_path / "runs").glob("*/*")
-    assert (folder / "profile.json").is_file()
+    assert (folder / "run.profile-2.json").is_file()
 
 
 def test_the_console_script_is_the_same_command(installed: Path, tmp_path: Path) -> None:

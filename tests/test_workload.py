@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import autotune.workload
+import autotune.traffic.workload
 from autotune.config import Caller, Workload
-from autotune.workload import play, trace_of
+from autotune.traffic.workload import play, trace_of
 from swa_alloc import SWATokenToKVPoolAllocator
 from swa_alloc.errors import TraceError
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
@@ -56,7 +56,7 @@ def allocators(monkeypatch: pytest.MonkeyPatch) -> list[SWATokenToKVPoolAllocato
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(autotune.workload, "SWATokenToKVPoolAllocator", Watched)
+    monkeypatch.setattr(autotune.traffic.workload, "SWATokenToKVPoolAllocator", Watched)
     return made
 
 
@@ -65,7 +65,10 @@ def allocators(monkeypatch: pytest.MonkeyPatch) -> list[SWATokenToKVPoolAllocato
 def test_the_allocator_ends_empty(allocators: list[SWATokenToKVPoolAllocator], caller: Caller, page_size: int) -> None:
     trace = play(replace(LOAD, caller=caller, page_size=page_size))
     (allocator,) = allocators
-    assert (allocator.full_available_size(), allocator.swa_available_size()) == (LOAD.size, LOAD.size_swa)
+    assert (allocator.full_available_size(), allocator.swa_available_size()) == (
+        allocator.size_full,
+        allocator.size_swa,
+    )
     mapping = allocator.full_to_swa_index_mapping
     assert int(mapping[-1]) == -1
     assert not mapping[:-1].any()
@@ -193,6 +196,12 @@ def test_pools_smaller_than_a_request_get_requests_that_fit(
     assert allocators[0].available_size() == 16
 
 
+def test_time_and_memory_do_not_grow_with_a_pool_that_holds_every_request() -> None:
+    # A list of its slots alone would be 8 TiB.
+    trace = play(replace(LOAD, size=1 << 40, size_swa=1 << 40))
+    assert (trace.size, trace.page_size) == (1 << 40, LOAD.page_size)
+
+
 def test_a_recorded_trace_takes_the_place_of_playing(tmp_path: Path) -> None:
     recorded = Trace(SCHEMA, 640, 64, (TraceEntry("clear", "page", "int64", 3, "scattered", 2.0),))
     path = recorded.save(tmp_path / "clears.json")
@@ -232,19 +241,29 @@ def workloads(draw: st.DrawFn) -> Workload:
 @settings(max_examples=100, deadline=None)
 def test_any_traffic_on_any_pools_can_be_played_and_loses_no_slot(load: Workload) -> None:
     made: list[SWATokenToKVPoolAllocator] = []
-    real = autotune.workload.SWATokenToKVPoolAllocator
+    real = autotune.traffic.workload.SWATokenToKVPoolAllocator
 
     def watched(*args: Any, **kwargs: Any) -> SWATokenToKVPoolAllocator:
         made.append(real(*args, **kwargs))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autotune.workload, "SWATokenToKVPoolAllocator", watched)
+        patch.setattr(autotune.traffic.workload, "SWATokenToKVPoolAllocator", watched)
         trace = play(load)
     (allocator,) = made
-    assert (allocator.full_available_size(), allocator.swa_available_size()) == (load.size, load.size_swa)
     for pool in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
         pages = pool.get_all_free_pages().tolist()
+        assert pool.available_size() == pool.size
         assert sorted(pages) == list(range(1, pool.size // load.page_size + 1))
     # Also raises for counts that the pools could not hold.
     trace.check()
+
+
+@given(load=workloads(), factor=st.sampled_from([1, 8, 64]))
+@settings(max_examples=100, deadline=None)
+def test_slots_that_no_request_can_reach_make_no_difference(load: Workload, factor: int) -> None:
+    load = replace(load, size=factor * load.size, size_swa=factor * load.size_swa)
+    trace = play(load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autotune.traffic.workload, "_without_idle_slots", lambda whole: whole)
+        assert play(load) == trace

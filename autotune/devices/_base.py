@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -36,11 +36,18 @@ class Device(ABC):
 
     Attributes:
         torch_device: PyTorch's name for it.
-        default_objective: What ``objective=auto`` minimizes.
+        default_objective: What ``objective=auto`` minimizes. Servers call cold, on a CPU as elsewhere.
+        budget_s: Most seconds spent on measuring, where nothing else is configured.
     """
 
     torch_device: torch.device
-    default_objective: Objective
+    default_objective: Objective = "serving"
+    budget_s: float
+
+    def spread(self, indices: int) -> float:
+        """Fraction by which ratios differ more between fresh processes than the configured margin allows for."""
+        del indices
+        return 0.0
 
     def selected(self) -> AbstractContextManager[None]:
         """Make this the current device, where there are several, and put back what was current before."""
@@ -54,17 +61,31 @@ class Device(ABC):
     def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
         """Call ``call(*arguments)`` for each of ``block``, and say what a call cost."""
 
-    def return_us(self, call: Call, block: Sequence[Arguments], kernels: int) -> float | None:
-        """Microseconds until ``block``'s calls have returned, behind so many long kernels that the device works on.
+    def single(self, call: Call, arguments: Arguments) -> Sample:
+        """What one call costs, waited for; the device's share need not be told apart from the wait."""
+        return self.time(call, [arguments])
 
-        None where a call is done when it returns, and nothing can be queued ahead of it.
+    @abstractmethod
+    def cold_us(self, call: Call, arguments: Arguments) -> float:
+        """Microseconds until one call has returned, made right after a stand-in for a model's step has run."""
+
+    def return_us(self, call: Call, block: Sequence[Arguments], backlog_us: float) -> tuple[float, float] | None:
+        """Microseconds until ``block``'s calls have returned behind a backlog of a few long kernels, and its length.
+
+        The backlog is about as long as asked for. None where a call is done when it returns, and nothing can be queued
+        ahead of it.
         """
-        del call, block, kernels
+        del call, block, backlog_us
         return None
 
     @property
+    def step(self) -> Mapping[str, float]:
+        """The footprint of what runs before a cold call, for the record."""
+        return {}
+
+    @property
     def kernel_us(self) -> float:
-        """Microseconds that a long kernel takes, where they can be queued."""
+        """Microseconds that the shortest of the long kernels takes; 0 where nothing can be queued."""
         return 0.0
 
     def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autotune.devices._base import Arguments, Call, Device, Sample
+from autotune.devices.step import Step
 from swa_alloc.backends import backend_of
 from swa_alloc.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from swa_alloc.operations import Objective
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-# A long kernel lasts at least so many microseconds: a backlog of four is then far longer than any call and any jitter,
-# and a stall is told in milliseconds.
+# A long kernel lasts at least so many microseconds: a backlog of four is then far longer than any jitter.
 _KERNEL_US = 125.0
+# A backlog is made of about so many, and of so many at most: more would fill the launch queue, and the host waits for
+# a free place there, whatever it calls.
+_KERNELS, _MOST_KERNELS = 4, 8
 # A kernel of that scale works on 256 MiB where it works on memory at all; more would be too much to ask of a server.
 _MAX_SCALE = 4096
 
@@ -34,13 +35,16 @@ class Accelerator(Device):
         device: With its index.
     """
 
-    default_objective: Objective = "serving"
+    budget_s = 15.0
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self._backend = backend_of(device.type)
         self._begin = torch.Event(device, enable_timing=True)
         self._end = torch.Event(device, enable_timing=True)
+        self._step = Step(device)
+        self._kernels: list[tuple[Callable[[], Any], float]] = []  # in the order of their lengths
+        self._scale = 1
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -57,8 +61,13 @@ class Accelerator(Device):
         torch.accelerator.synchronize(self.torch_device)
 
     def time(self, call: Call, block: Sequence[Arguments]) -> Sample:
-        """See ``Device.time``. One block gives host and device time, one more call the wall time."""
+        """See ``Device.time``. One block gives host and device time, one more call the wall time.
+
+        A call goes ahead of the block, so that the first event is passed when the device has begun to work: else a
+        short block would count the way to the device as time on it.
+        """
         self.synchronize()
+        call(*block[-1])
         self._begin.record()
         start = perf_counter_ns()
         for arguments in block:
@@ -71,14 +80,38 @@ class Accelerator(Device):
         wall_us = (perf_counter_ns() - single) / 1e3
         return Sample((returned - start) / 1e3 / len(block), device_us, wall_us)
 
-    def return_us(self, call: Call, block: Sequence[Arguments], kernels: int) -> float | None:
+    def single(self, call: Call, arguments: Arguments) -> Sample:
+        """See ``Device.single``. No events: half of the calls, where one may take as long as a race."""
+        self.synchronize()
+        start = perf_counter_ns()
+        call(*arguments)
+        returned = perf_counter_ns()
+        self.synchronize()
+        wall_us = (perf_counter_ns() - start) / 1e3
+        return Sample((returned - start) / 1e3, wall_us, wall_us)
+
+    @property
+    def step(self) -> Mapping[str, float]:
+        """See ``Device.step``."""
+        return self._step.footprint
+
+    def cold_us(self, call: Call, arguments: Arguments) -> float:
+        """See ``Device.cold_us``. The stream is idle by then: what a call waits for is the stall's affair."""
+        self._step.run()
+        self.synchronize()
+        start = perf_counter_ns()
+        call(*arguments)
+        return (perf_counter_ns() - start) / 1e3
+
+    def return_us(self, call: Call, block: Sequence[Arguments], backlog_us: float) -> tuple[float, float] | None:
         """See ``Device.return_us``. A whole block, since a device with a task queue on the host returns early from one.
 
         The backlog is finite: a call that waits for it waits no longer than that.
         """
-        launch, kernel_us = self._long_kernel
+        launch, kernel_us = self._long_kernel(backlog_us / _KERNELS)
         if kernel_us < _KERNEL_US:
             return None
+        kernels = min(max(1, math.ceil(backlog_us / kernel_us)), _MOST_KERNELS)
         self.synchronize()
         for _ in range(kernels):
             launch()
@@ -87,12 +120,13 @@ class Accelerator(Device):
             call(*arguments)
         returned = perf_counter_ns()
         self.synchronize()
-        return (returned - start) / 1e3
+        return (returned - start) / 1e3, kernels * kernel_us
 
     @property
     def kernel_us(self) -> float:
         """See ``Device.kernel_us``."""
-        return self._long_kernel[1]
+        launchable_us = self._long_kernel(_KERNEL_US)[1]
+        return launchable_us if launchable_us >= _KERNEL_US else 0.0
 
     def capture(self, call: Callable[[], Any]) -> Callable[[], Any] | None:
         """See ``Device.capture``."""
@@ -103,17 +137,23 @@ class Accelerator(Device):
         module = torch.get_device_module(self.torch_device)
         return int(module.mem_get_info(self.torch_device)[0]) if hasattr(module, "mem_get_info") else None
 
-    @cached_property
-    def _long_kernel(self) -> tuple[Callable[[], Any], float]:
-        """What queues a long kernel, and its microseconds, as the device's own events see them."""
-        scale = 1
-        while True:
-            launch = self._backend.long_kernel(self.torch_device, scale)
+    def _long_kernel(self, wanted_us: float) -> tuple[Callable[[], Any], float]:
+        """What queues a kernel of at least so many microseconds, or the longest there is, and its own microseconds.
+
+        As the device's own events see them; found once for each length.
+        """
+        for launch, kernel_us in self._kernels:
+            if kernel_us >= wanted_us:
+                return launch, kernel_us
+        while self._scale <= _MAX_SCALE:
+            launch = self._backend.long_kernel(self.torch_device, self._scale)
             launch()
             kernel_us = min(self._timed_us(launch) for _ in range(3))
-            if kernel_us >= _KERNEL_US or scale >= _MAX_SCALE:
-                return launch, kernel_us
-            scale *= 2
+            self._scale *= 2
+            self._kernels.append((launch, kernel_us))
+            if kernel_us >= max(wanted_us, _KERNEL_US):
+                break
+        return self._kernels[-1]
 
     def _timed_us(self, launch: Callable[[], Any]) -> float:
         self.synchronize()

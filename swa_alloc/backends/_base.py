@@ -21,6 +21,7 @@ class Facts(NamedTuple):
     backend: str = ""
     threads: int = 0
     emulated: bool = False
+    units: int = 0
 
 
 class Backend:
@@ -52,6 +53,7 @@ class Backend:
             name=str(getattr(properties, "name", device.type)),
             arch=str(getattr(properties, "architecture", "")),
             driver=str(getattr(properties, "driver_version", "")),
+            units=int(getattr(properties, "max_compute_units", 0)),
         )
 
     def capturing(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,14 +20,23 @@ class Cpu(Backend):
     def facts(self, device: torch.device) -> Facts:
         """See ``Backend.facts``."""
         del device
-        info = _first_cpu()
-        name = info.get("model name") or platform.machine()
-        # x86 numbers its parts one way, Arm another.
-        parts = [info[key] for key in ("cpu family", "model", "stepping", "CPU implementer", "CPU part") if key in info]
-        return Facts(name, "-".join(parts), threads=torch.get_num_threads())
+        return Facts(cpu_model(), _part(), threads=torch.get_num_threads())
 
 
-def _first_cpu() -> dict[str, str]:
+def cpu_model() -> str:
+    """The host's CPU as it names itself; an Arm core, which has no name, by its maker and part."""
+    return _first_cpu().get("model name") or f"{platform.machine()} {_part()}".strip()
+
+
+def _part() -> str:
+    # x86 numbers its parts one way, Arm another.
+    names = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+    return "-".join(_first_cpu()[name] for name in names if name in _first_cpu())
+
+
+@cache
+def _first_cpu() -> Mapping[str, str]:
+    """What Linux says of the first CPU; read once, since some kernels measure its frequency for this."""
     info: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:

@@ -27,7 +27,8 @@ class Cuda(Backend):
         """See ``Backend.facts``."""
         properties = torch.cuda.get_device_properties(device)
         arch = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
-        return Facts(properties.name, arch, _nvidia_driver(), torch.version.cuda or torch.version.hip or "")
+        runtime = torch.version.cuda or torch.version.hip or ""
+        return Facts(properties.name, arch, _nvidia_driver(), runtime, units=properties.multi_processor_count)
 
     def long_kernel(self, device: torch.device, scale: int) -> Callable[[], Any]:
         """See ``Backend.long_kernel``. A sleep needs no memory, which a starting server is short of."""

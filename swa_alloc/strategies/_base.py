@@ -33,10 +33,12 @@ class Strategy(ABC):
     name: ClassVar[str]
     operation: ClassVar[str] = "clear"
     targets: ClassVar[frozenset[str]] = frozenset({TOKEN, PAGE})
+    # Whether a call passes over the whole table, whatever its indices: timed once, it is not timed again for each kind.
+    whole_table: ClassVar[bool] = False
 
     @classmethod
     def suggest(cls, trial: Trial) -> dict[str, Any]:
-        """Parameters to try, asked from ``trial`` as in an Optuna objective. None by default."""
+        """Parameters to try in this process, asked from ``trial`` as in an Optuna objective. None by default."""
         del trial
         return {}
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from swa_alloc.errors import StrategyError
@@ -14,36 +17,24 @@ logger = logging.getLogger("swa_alloc")
 
 ENTRY_POINT_GROUP = "swa_alloc.strategies"
 
-# In order of preference where several tie. Imported on first use: a cached start needs one of them, not all.
-_BUILTIN: dict[str, dict[str, tuple[str, str]]] = {
-    "clear": {
-        "index_fill": ("_index_fill", "IndexFill"),
-        "subscript_assign": ("_subscript_assign", "SubscriptAssign"),
-        "index_put": ("_index_put", "IndexPut"),
-        "index_copy": ("_index_copy", "IndexCopy"),
-        "scatter": ("_scatter", "Scatter"),
-        "masked_fill": ("_masked_fill", "MaskedFill"),
-        "masked_scatter": ("_masked_scatter", "MaskedScatter"),
-        "npu_scatter_nd_update": ("_npu_scatter_nd_update", "NpuScatterNdUpdate"),
-        "triton_fill": ("_triton_fill", "TritonFill"),
-    },
-    "set": {
-        "subscript_assign": ("_subscript_assign", "SubscriptAssign"),
-        "index_put": ("_index_put", "IndexPut"),
-        "index_copy": ("_index_copy", "IndexCopy"),
-        "scatter": ("_scatter", "Scatter"),
-        "npu_scatter_nd_update": ("_npu_scatter_nd_update", "NpuScatterNdUpdate"),
-    },
-    "translate": {
-        "subscript": ("_subscript", "Subscript"),
-        "index": ("_index", "Index"),
-        "tensor_take": ("_tensor_take", "TensorTake"),
-        "index_select": ("_index_select", "IndexSelect"),
-    },
-    "take": {
-        "read_then_clear": ("_read_then_clear", "ReadThenClear"),
-        "triton_take": ("_triton_take", "TritonTake"),
-    },
+# In order of preference where several tie. Imported on first use: a cached start needs one of them, not all. The module
+# of index_fill is _index_fill, and its class IndexFill.
+_BUILTIN: dict[str, tuple[str, ...]] = {
+    "clear": (
+        "index_fill",
+        "subscript_assign",
+        "index_put",
+        "index_copy",
+        "scatter",
+        "masked_fill",
+        "masked_scatter",
+        "npu_scatter_nd_update",
+        "int32_view",
+        "triton_fill",
+    ),
+    "set": ("subscript_assign", "index_put", "index_copy", "scatter", "npu_scatter_nd_update", "int32_view"),
+    "translate": ("subscript", "index", "tensor_take", "index_select"),
+    "take": ("read_then_clear", "triton_take"),
 }
 _registered: dict[str, dict[str, type[Strategy]]] = {operation: {} for operation in OPERATIONS}
 _entry_points_loaded = False
@@ -72,7 +63,7 @@ def register_strategy(cls: AnyStrategy) -> AnyStrategy:
 
 def builtin_names(operation: str) -> tuple[str, ...]:
     """Names of the strategies that ship with this package, in order of preference."""
-    return tuple(_BUILTIN[operation])
+    return _BUILTIN[operation]
 
 
 def names(operation: str) -> tuple[str, ...]:
@@ -92,11 +83,9 @@ def strategy_class(operation: str, name: str) -> type[Strategy]:
     Raises:
         StrategyError: there is none; the message lists those that exist.
     """
-    builtin = _BUILTIN[operation].get(name)
-    if builtin is not None:
-        module, attribute = builtin
-        home = importlib.import_module(f"swa_alloc.strategies.{operation}.{module}")
-        found: type[Strategy] = getattr(home, attribute)
+    if name in _BUILTIN[operation]:
+        home = importlib.import_module(f"swa_alloc.strategies.{operation}._{name}")
+        found: type[Strategy] = getattr(home, name.title().replace("_", ""))
         return found
     if name not in _registered[operation]:
         _load_entry_points()
@@ -105,7 +94,7 @@ def strategy_class(operation: str, name: str) -> type[Strategy]:
     return _registered[operation][name]
 
 
-def create(operation: str, name: str, params: dict[str, Any] | None = None) -> Strategy:
+def create(operation: str, name: str, params: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
     """An instance of a strategy with its parameters.
 
     Raises:
@@ -113,14 +102,12 @@ def create(operation: str, name: str, params: dict[str, Any] | None = None) -> S
     """
     cls = strategy_class(operation, name)
     try:
-        return cls(**(params or {}))
+        return cls(**params)
     except (TypeError, ValueError) as error:
-        raise StrategyError(f"{operation} strategy {name!r} does not take the parameters {params}: {error}") from error
-
-
-def candidate_label(name: str, params: dict[str, Any]) -> str:
-    """``name`` or ``name(param=value, ...)``: how a strategy with its parameters is written for people."""
-    return f"{name}({', '.join(f'{key}={value}' for key, value in sorted(params.items()))})" if params else name
+        takes = ", ".join(inspect.signature(cls).parameters) or "none"
+        raise StrategyError(
+            f"{operation} strategy {name!r} does not take the parameters {dict(params)}: {error} (it has {takes})"
+        ) from error
 
 
 def _load_entry_points() -> None:

@@ -14,7 +14,7 @@ import torch
 from swa_alloc import FullToSWAMapping, Overrides, Strategy, StrategyProfile
 from swa_alloc.evidence import Evidence
 from swa_alloc.fingerprint import fingerprint
-from swa_alloc.operations import INDEX_DTYPES, Target, empty_mapping
+from swa_alloc.operations import INDEX_DTYPES, CallKind, Target, empty_mapping
 from swa_alloc.profile import Decision, ProfileWorkload, Provenance
 from swa_alloc.strategies import Bound, register_strategy
 
@@ -39,15 +39,14 @@ class DoNothing(Strategy):
 
 def clear(strategy: str, borders: tuple[int | None, ...]) -> Callable[[torch.Tensor], None]:
     """The dispatcher of a profile that gives ``strategy`` every size, in as many decisions as there are borders."""
-    decisions = tuple(
-        Decision("clear", "token", dtype, border, strategy, {}, 0.0, ()) for dtype in INDEX_DTYPES for border in borders
-    )
+    kinds = [CallKind("clear", "token", dtype) for dtype in INDEX_DTYPES]
+    decisions = tuple(Decision(kind, border, strategy, {}, 0.0, ()) for kind in kinds for border in borders)
     profile = StrategyProfile(
         fingerprint=fingerprint(CPU),
         workload=ProfileWorkload("benchmark", SIZE, 1, 0.0, ""),
         objective="latency",
-        decisions=decisions,
-        provenance=Provenance("pinned", "", 0.0, "", {}, {}, (), {}),
+        answers={"latency": decisions},
+        provenance=Provenance("pinned", "", 0.0, "", {}, 0, {}, (), {}),
         evidence=Evidence(),
     )
     return FullToSWAMapping(empty_mapping(SIZE, 1, CPU), 1, Overrides(profile=profile, strict_profile=True)).clear

@@ -1,7 +1,8 @@
-"""What the tuned choice loses against the best candidate that an exhaustive run in the same process finds.
+"""What the tuned choices lose against the best candidate that an exhaustive run in the same process finds.
 
-Every candidate runs many interleaved rounds at every size, on several fresh sandboxes. The regret at a size is the
-time of what the quick calibration chose over the time of the fastest, less one.
+Every candidate runs many interleaved rounds at every size, on several fresh tables, cold and hot. The regret at a size
+is what the calibration's choice costs over what the fastest costs, less one: of cold calls for the choice under
+serving, of calls in a loop for the one under latency.
 
 Run: python tests/benchmarks/regret.py [WORKLOAD ...]
 """
@@ -10,90 +11,109 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from statistics import median, quantiles
+from time import monotonic
 
-import optuna
 import torch
 
-from autotune.bench import Bench
+from autotune.bench.bench import Bench
+from autotune.bench.sandbox import ROTATION
+from autotune.bench.screening import Rejected, Screener
 from autotune.calibrate import make_request, measure
 from autotune.config import Calibration, Workload, load_group
+from autotune.contest.candidates import Entrant, make_space
+from autotune.contest.race import OBJECTIVES
 from autotune.devices import open_device
-from autotune.plan import Point, make_plan
 from autotune.request import Request
-from autotune.sandbox import Sandbox
-from autotune.screening import Rejected, Screener
-from autotune.space import make_space
+from autotune.traffic.plan import Point, make_plan
 from swa_alloc import StrategyProfile
-from swa_alloc.operations import OPERATIONS
+from swa_alloc.evidence import cost_us
+from swa_alloc.operations import OPERATIONS, Objective
 from swa_alloc.strategies import names
 
-SANDBOXES, ROUNDS = 6, 40
+TABLES, ROUNDS = 6, 40
 HOPELESS = 3.0
+# As long as the calibrator's own blocks, twice over.
+BLOCK_US, MAX_BLOCK = 60.0, 256
+
+Costs = Mapping[Objective, Mapping[str, float]]
 
 
-def exhaustive(request: Request, points: list[Point]) -> dict[Point, dict[str, float]]:
-    """Median microseconds of every candidate that is not three times slower than the best, at every point."""
-    spaces = {
-        operation: make_space(operation, OPERATIONS[operation].default_strategy("cpu"), who)
-        for operation, who in request.strategies.items()
-    }
-    shuffler = random.Random(1)  # noqa: S311 - orders of rounds
-    times: dict[Point, dict[str, list[float]]] = {point: {} for point in points}
-    for number in range(SANDBOXES):
-        sandbox = Sandbox(request.trace.size, request.trace.page_size, request.device, number)
-        bench = Bench(sandbox, request.device, Screener(request.device, 1.0))
-        for point in points:
-            labels = []
-            for candidate in spaces[point.operation].fixed:
-                try:
-                    bench.bind(point, candidate)
-                    labels.append(candidate.label)
-                except Rejected:
-                    continue
-            first = {label: min(bench.sample(point, label, 1).wall_us for _ in range(5)) for label in labels}
-            labels = [label for label in labels if first[label] <= HOPELESS * min(first.values())]
-            calls = {label: 4 * ceil(60 / 4 / first[label]) for label in labels}
-            for _ in range(ROUNDS):
-                shuffler.shuffle(labels)
-                for label in labels:
-                    sample = bench.sample(point, label, min(calls[label], 256))
-                    times[point].setdefault(label, []).append(sample.wall_us)
-    # A candidate that was hopeless on some sandbox has not run everywhere, and is not the best.
-    return {
-        point: {label: median(values) for label, values in found.items() if len(values) == SANDBOXES * ROUNDS}
-        for point, found in times.items()
-    }
+def exhaustive(request: Request, point: Point, choices: Collection[str]) -> Costs:
+    """Median microseconds under each objective, of the choices and of all who are not three times slower than the best.
 
-
-def chosen(profile: StrategyProfile, point: Point) -> str:
-    return next(
-        decision.label
-        for decision in profile.decisions_for(*point.kind)
-        if decision.max_indices is None or point.count <= decision.max_indices
+    Args:
+        request: What was calibrated.
+        point: What is called.
+        choices: Labels that are measured in any case.
+    """
+    bench = Bench(request.trace, Screener(request.device, 1.0, monotonic), TABLES, seed=1)
+    space = make_space(
+        point.kind.operation, request.defaults[point.kind.operation], request.strategies[point.kind.operation]
     )
+    single: dict[Entrant, float] = {}
+    for candidate in space.fixed:
+        entrant = Entrant(point.kind, candidate)
+        try:
+            single[entrant] = min(bench.single(point, entrant, turn).wall_us for turn in range(5))
+        except Rejected:
+            continue
+    limit_us = HOPELESS * min(single.values())
+    racing = [entrant for entrant, us in single.items() if us <= limit_us or entrant.label in choices]
+    shuffler = random.Random(1)  # noqa: S311 - orders of rounds
+    found: dict[Objective, dict[str, list[float]]] = {
+        objective: {entrant.label: [] for entrant in racing} for objective in OBJECTIVES
+    }
+    for turn in range(TABLES * ROUNDS):
+        shuffler.shuffle(racing)
+        for entrant in racing:
+            calls = min(ROTATION * ceil(BLOCK_US / ROTATION / single[entrant]), MAX_BLOCK)
+            figures = bench.figures(point, entrant, calls, turn)
+            for objective in OBJECTIVES:
+                found[objective][entrant.label].append(cost_us(objective, figures, 0.0))
+    return {objective: {label: median(costs) for label, costs in of_all.items()} for objective, of_all in found.items()}
+
+
+def chosen(profile: StrategyProfile, point: Point, default: str) -> str:
+    """The label that serves a call; the default's where nothing was decided."""
+    decisions = profile.decisions_for(point.kind)
+    return next((d.label for d in decisions if d.max_indices is None or point.count <= d.max_indices), default)
+
+
+def tell(regrets: Sequence[float]) -> str:
+    """The benchmark's figures, of many regrets."""
+    percentile = quantiles(regrets, n=20)[-1]
+    return f"median {median(regrets):.2%}, 95th percentile {percentile:.2%}, maximum {max(regrets):.2%}"
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     device = open_device("cpu", 0)
     settings: Calibration = load_group(Calibration, "calibration", "startup")
-    regrets: list[float] = []
+    regrets: dict[Objective, list[float]] = {objective: [] for objective in OBJECTIVES}
     for workload in sys.argv[1:] or ["mimo_v2_flash", "gpt_oss_120b"]:
         load: Workload = load_group(Workload, "workload", workload)
         request = make_request(device, load, settings, {operation: names(operation) for operation in OPERATIONS})
         profile = measure(request)
+        races = profile.evidence.measurements
+        settled = sum(race.settled for race in races)
+        took = f"{profile.provenance.measuring_s:.1f} s"
+        print(f"{workload}: {took}, {len(races)} races, {settled} settled, {len(profile.missing)} missing")
         # More sizes than were tuned: borders count, too.
-        for point, found in exhaustive(request, list(make_plan(request.trace, 2 * settings.sizes))).items():
-            choice, best = chosen(profile, point), min(found, key=found.__getitem__)
-            regret = found[choice] / found[best] - 1 if choice in found else float("inf")
-            regrets.append(regret)
-            where = f"{'.'.join(point.kind)} {point.count}"
-            print(f"{workload} {where}: {choice} loses {regret:.1%}" + (f" to {best}" if regret else ""))
-    print(f"{len(regrets)} decisions: median regret {median(regrets):.2%}, ", end="")
-    print(f"95th percentile {quantiles(regrets, n=20)[-1]:.2%}, maximum {max(regrets):.2%}")
+        for point in make_plan(request.trace, 2 * settings.sizes).points:
+            default = request.defaults[point.kind.operation]
+            choices = {objective: chosen(profile.under(objective), point, default) for objective in OBJECTIVES}
+            costs = exhaustive(request, point, choices.values())
+            for objective, choice in choices.items():
+                found = costs[objective]
+                best = min(found, key=found.__getitem__)
+                regret = found[choice] / found[best] - 1
+                regrets[objective].append(regret)
+                print(f"  {point.kind} at {point.count}, {objective}: {choice} loses {regret:.1%} to {best}")
+    for objective, lost in regrets.items():
+        print(f"{objective}: {len(lost)} sizes, regret {tell(lost)}")
 
 
 if __name__ == "__main__":

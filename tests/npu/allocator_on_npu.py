@@ -19,9 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Cannot create tensor with intern
 
 
 class TestAllocatorOnNpu(AllocatorContract):
-    # To look for padding would be to wait for the device.
-    needs_mapped_peers = True
-
     @pytest.fixture
     def make(self) -> Make:
         def make(size: int, size_swa: int, page_size: int, kvcache: Any = None) -> SWATokenToKVPoolAllocator:

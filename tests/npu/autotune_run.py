@@ -11,8 +11,8 @@ from typing import Any
 
 from npu.npu_python import NpuPython
 
-from swa_alloc.evidence import CandidateMeasurement
-from swa_alloc.operations import INDEX_DTYPES
+from swa_alloc.evidence import CandidateMeasurement, Measurement
+from swa_alloc.operations import INDEX_DTYPES, CallKind
 from swa_alloc.profile import Decision, StrategyProfile
 from swa_alloc.trace import SCHEMA, Trace, TraceEntry
 
@@ -22,8 +22,8 @@ SIZE = 65_536
 # budget is not what ends a run.
 QUICK = (
     "calibration.budget_s=120",
-    "calibration.passes=2",
-    "calibration.rounds=8",
+    "calibration.tables=2",
+    "calibration.rounds=16",
     "calibration.block_us=6000",
 )
 
@@ -73,14 +73,20 @@ class AutotuneRun:
 
     def path(self) -> Path:
         """Where it lies."""
-        (path,) = (self.folder / "profiles").glob("*.json")
+        (path,) = (self.folder / "profiles").glob("*.profile-2.json")
         return path
+
+
+def race(profile: StrategyProfile, dtype: str, indices: int) -> Measurement:
+    """The race of clears of so many slots."""
+    kind = CallKind("clear", "token", dtype)  # type: ignore[arg-type]  # a plain str
+    (found,) = (m for m in profile.evidence.measurements if (m.kind, m.indices) == (kind, indices))
+    return found
 
 
 def candidates(profile: StrategyProfile, dtype: str, indices: int) -> dict[str, CandidateMeasurement]:
     """The candidates of one race of clears, by label."""
-    (race,) = (m for m in profile.evidence.measurements if (m.index_dtype, m.indices) == (dtype, indices))
-    return {candidate.label: candidate for candidate in race.candidates}
+    return {candidate.label: candidate for candidate in race(profile, dtype, indices).candidates}
 
 
 def decided(decisions: Sequence[Decision], dtype: str, indices: int) -> Decision:
@@ -88,6 +94,6 @@ def decided(decisions: Sequence[Decision], dtype: str, indices: int) -> Decision
     return next(
         decision
         for decision in decisions
-        if (decision.operation, decision.target, decision.index_dtype) == ("clear", "token", dtype)
+        if decision.kind == ("clear", "token", dtype)
         and (decision.max_indices is None or indices <= decision.max_indices)
     )

@@ -23,7 +23,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return made(NpuPython(log=tmp_path_factory.mktemp("calls") / "log"))
 
 
-def test_every_strategy_makes_the_calls_that_it_is_known_to_make(calls: dict[str, list[str]]) -> None:
+def test_every_strategy_is_right_and_makes_the_calls_that_it_is_known_to_make(calls: dict[str, list[str]]) -> None:
     assert {name: calls[name] for name in calls if "." in name} == known_calls()
 
 

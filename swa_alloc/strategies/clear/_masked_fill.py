@@ -15,6 +15,7 @@ class MaskedFill(Strategy):
     """``table.masked_fill_(mask, 0)``. O(table); for devices that lack indexed writes. Any index dtype."""
 
     name = "masked_fill"
+    whole_table = True
 
     def workspace_bytes(self, target: Target) -> int:
         """See ``Strategy.workspace_bytes``."""

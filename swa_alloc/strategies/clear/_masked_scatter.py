@@ -15,6 +15,7 @@ class MaskedScatter(Strategy):
     """``table.masked_scatter_(mask, zeros)``. O(table) in time and memory. Any index dtype."""
 
     name = "masked_scatter"
+    whole_table = True
 
     def workspace_bytes(self, target: Target) -> int:
         """See ``Strategy.workspace_bytes``."""

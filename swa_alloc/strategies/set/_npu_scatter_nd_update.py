@@ -24,7 +24,7 @@ class NpuScatterNdUpdate(Strategy):
 
     def unavailable(self, target: Target) -> str | None:
         """See ``Strategy.unavailable``."""
-        return without_torch_npu(target)
+        return without_torch_npu(target, "an Ascend operator")
 
     def bind(self, target: Target) -> Bound:
         """See ``Strategy.bind``."""

@@ -1,4 +1,7 @@
-"""Prints, as one JSON object, the ACL calls of every strategy that runs on an npu, and of some other ways to clear."""
+"""Prints, as one JSON object, the ACL calls of every strategy that runs on an npu, and of some other ways to clear.
+
+Ends with an error where a strategy does something else than its operation's reference.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,17 @@ from acl_calls import acl_calls
 
 from swa_alloc.dispatch import bind
 from swa_alloc.operations import INDEX_DTYPES, OPERATIONS, Target, empty_mapping
-from swa_alloc.strategies import builtin_names, candidate_label, create
+from swa_alloc.strategies import builtin_names, strategy_class
+from swa_alloc.testing import candidates_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swa_alloc.strategies import Strategy
+    from swa_alloc.strategies import Bound, Strategy
 
 # With pages of several slots, and with pages of one, which alone are taken by token.
 MAPPINGS = {page_size: empty_mapping(4096, page_size, torch.device("npu")) for page_size in (64, 1)}
 mapping = MAPPINGS[64]
-# Parameters that change the calls, besides the defaults.
-CLEARS = ("index_fill", "subscript_assign", "index_put", "index_copy", "npu_scatter_nd_update")
-PARAMS = {"read_then_clear": tuple({"clear": name} for name in CLEARS)}
 on_host = torch.tensor([7, 3, 40])
 mask = (torch.arange(mapping.numel()) % 5 == 0).npu()
 
@@ -42,11 +43,10 @@ def targets() -> Iterator[Target]:
 
 
 def strategies(target: Target) -> Iterator[tuple[str, Strategy]]:
-    for name in builtin_names(target.operation):
-        for params in ({}, *PARAMS.get(name, ())):
-            strategy = create(target.operation, name, params)
-            if target.name in strategy.targets and strategy.unavailable(target) is None:
-                yield candidate_label(name, params), strategy
+    classes = (strategy_class(target.operation, name) for name in builtin_names(target.operation))
+    for label, strategy in candidates_of(*classes).items():
+        if target.name in strategy.targets and strategy.unavailable(target) is None:
+            yield label, strategy
 
 
 def of_strategies() -> Iterator[tuple[str, list[str]]]:
@@ -55,10 +55,20 @@ def of_strategies() -> Iterator[tuple[str, list[str]]]:
         arguments = OPERATIONS[target.operation].arguments(target.table, indices)
         for label, strategy in strategies(target):
             call = bind(strategy, target)
+            name = f"{target.operation}.{target.name} {label} {str(target.index_dtype).removeprefix('torch.')}"
             # The first call may set something up.
-            call(*arguments)
+            if not is_right(call, target, arguments):
+                raise SystemExit(f"{name} does not do what its operation's reference does")
             made = acl_calls(lambda c=call, a=arguments: c(*a))
-            yield f"{target.operation}.{target.name} {label} {str(target.index_dtype).removeprefix('torch.')}", made
+            yield name, made
+
+
+def is_right(call: Bound, target: Target, arguments: tuple[torch.Tensor, ...]) -> bool:
+    target.mapping.copy_(torch.arange(64, 64 + target.mapping.numel()))
+    on_cpu = target._replace(mapping=target.mapping.cpu())
+    wanted = OPERATIONS[target.operation].reference(on_cpu.table, *(argument.cpu() for argument in arguments))
+    result = call(*arguments)
+    return torch.equal(target.mapping.cpu(), on_cpu.mapping) and (wanted is None or torch.equal(result.cpu(), wanted))
 
 
 def main() -> None:

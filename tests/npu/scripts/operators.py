@@ -78,6 +78,15 @@ def nd_update(table: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor)
     return table
 
 
+def through_int32(inputs: Inputs, write: Callable[[torch.Tensor], object]) -> torch.Tensor:
+    """A [100, 16] table of int64 after a write to the same memory as [100, 32] int32."""
+    pages = inputs.values(100, 16)
+    write(pages.view(torch.int32))
+    return pages
+
+
+LONGS = (torch.int64,)
+
 CASES: dict[str, tuple[Sequence[torch.dtype], Callable[[Inputs], Any]]] = {
     "zero_": (ALL, lambda i: i.table().zero_()),
     "fill_": (ALL, lambda i: i.table().fill_(3)),
@@ -152,6 +161,35 @@ CASES: dict[str, tuple[Sequence[torch.dtype], Callable[[Inputs], Any]]] = {
         lambda i: i.pages().masked_scatter_(i.mask(100).view(-1, 1), i.values(100, 16)),
     ),
     "masked_select": (ALL, lambda i: i.table().masked_select(i.mask())),
+    "int32 view, index_put_": (
+        LONGS,
+        lambda i: through_int32(i, lambda t: t.index_put_((i.indices(100),), t.new_zeros(()))),
+    ),
+    "int32 view, index_fill_": (LONGS, lambda i: through_int32(i, lambda t: t.index_fill_(0, i.indices(100), 0))),
+    "int32 view, index_copy_": (
+        LONGS,
+        lambda i: through_int32(i, lambda t: t.index_copy_(0, i.indices(100), i.values(40, 16).view(torch.int32))),
+    ),
+    "int32 view, scatter_": (
+        LONGS,
+        lambda i: through_int32(
+            i,
+            lambda t: t.scatter_(0, i.indices(100).unsqueeze(1).expand(-1, 32), i.values(40, 16).view(torch.int32)),
+        ),
+    ),
+    "int32 view, npu_scatter_nd_update_": (
+        LONGS,
+        lambda i: through_int32(
+            i,
+            lambda t: nd_update(
+                t, i.indices(100, dtype=torch.int32), i.values(40).unsqueeze(1).view(torch.int32).repeat(1, 16)
+            ),
+        ),
+    ),
+    "int32 view, read back": (
+        LONGS,
+        lambda i: i.values(40).unsqueeze(1).view(torch.int32).view(torch.int64),
+    ),
     "index_select": (ALL, lambda i: i.table().index_select(0, i.indices())),
     "index_select of pages": (ALL, lambda i: i.pages().index_select(0, i.indices(100))),
     "gather": (ALL, lambda i: i.table().gather(0, i.indices())),
@@ -161,6 +199,8 @@ CASES: dict[str, tuple[Sequence[torch.dtype], Callable[[Inputs], Any]]] = {
     "read of -1": (ALL, lambda i: i.table()[torch.tensor([-1, 0], device=i.device)]),
     "read nothing": (ALL, lambda i: i.table()[i.indices()[:0]]),
     "read pages": (ALL, lambda i: i.pages()[i.indices(100)]),
+    "read the first of pages": (ALL, lambda i: i.pages()[i.indices(100), 0]),
+    "index_select the first of pages": (ALL, lambda i: i.pages().index_select(0, i.indices(100))[:, 0]),
     "read a column": (ALL, lambda i: i.pages()[:, 0][i.indices(100)]),
     "read columns": (ALL, lambda i: i.pages()[:, i.indices(16)]),
     "read an element": (ALL, lambda i: i.table()[5].item()),

@@ -1,0 +1,1 @@
+"""What wins: candidates, their races, and the decisions that come of them."""

@@ -1,0 +1,1 @@
+"""What is timed: a workload's calls, and the sizes picked from them."""

@@ -1,0 +1,1 @@
+"""Ways to read the rows of pages."""
