@@ -51,19 +51,24 @@ class Journal:
 
     def append(self, measurement: Measurement) -> None:
         """Keep one more."""
-        self._write(json.dumps(_json.plain(measurement)))
+        if self._file is None:
+            return
+        try:
+            self._file.write(_line(measurement))
+            self._file.flush()
+        except OSError as error:
+            _tell(error)
+            self.close()
 
     def start(self, known: Evidence) -> None:
         """Begin the file, with what is known already in it."""
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            text = "".join(f"{json.dumps(_json.plain(entry))}\n" for entry in known.measurements)
-            _json.write_atomically(self._path, f"{json.dumps(self._subject)}\n{text}")
+            _json.write_atomically(self._path, "".join(map(_line, (self._subject, *known.measurements))))
             self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
-            logger.info("what is measured is kept when all of it is: %s", error.strerror)
+            _tell(error)
 
     def close(self) -> None:
         """End it; it stays for whoever goes on."""
@@ -72,15 +77,13 @@ class Journal:
                 self._file.close()
         self._file = None
 
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(f"{line}\n")
-            self._file.flush()
-        except OSError as error:
-            logger.info("what is measured is kept when all of it is: %s", error.strerror)
-            self.close()
+
+def _line(entry: Measurement | dict[str, Any]) -> str:
+    return f"{json.dumps(_json.plain(entry))}\n"
+
+
+def _tell(error: OSError) -> None:
+    logger.info("what is measured is kept when all of it is: %s", error.strerror)
 
 
 def discard(path: Path) -> None:

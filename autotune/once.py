@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from autotune.journal import Journal, discard
 from swa_alloc.errors import CalibrationError, ProfileError
 from swa_alloc.evidence import Evidence
-from swa_alloc.profile import FILE_SUFFIX, IN_VAIN, StrategyProfile
+from swa_alloc.profile import FILE_SUFFIX, StrategyProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,11 +95,11 @@ def calibrate_once(
             return _reused(*found)
         profile = make(directory)
         path = directory / profile.file_name
-        if not profile.complete and _complete(path):
+        standing = _standing(path)
+        if not profile.complete and standing is not None:
             _check_decided(profile)
             stands = f"it is incomplete, and the earlier profile in {path} is not; the same command goes on from here"
             return Outcome(profile, None, reused=False, unsaved=stands)
-        replaced = _how_made(path)
         try:
             profile.save(path)
         except ProfileError as error:
@@ -108,7 +108,7 @@ def calibrate_once(
         if profile.complete:
             discard(_journal_path(path))
         _check_decided(profile)
-        return Outcome(profile, path, reused=False, replaced=replaced)
+        return Outcome(profile, path, reused=False, replaced=_how_made(standing))
 
 
 def measure_into(
@@ -132,7 +132,7 @@ def measure_into(
     path = None if directory is None else directory / request.file_name
     journal = Journal(None if path is None else _journal_path(path), request.subject)
     known = Evidence() if from_start else journal.begun()
-    standing = path is not None and _complete(path)
+    standing = path is not None and _standing(path) is not None
     last_s = monotonic()
     latest: Callable[[], StrategyProfile] | None = None
 
@@ -149,31 +149,13 @@ def measure_into(
     try:
         profile = measure(known, keep)
     except KeyboardInterrupt as error:
-        journal.close()
         if path is not None and not standing and latest is not None:
             with suppress(ProfileError):
                 latest().save(path)
         raise Interrupted(_what_is_left(path, standing=standing, kept=latest is not None)) from error
-    except BaseException:
+    finally:
         journal.close()
-        raise
-    journal.close()
-    return profile if profile.complete or latest is not None else _in_vain(profile)
-
-
-def _in_vain(profile: StrategyProfile) -> StrategyProfile:
-    """An incomplete profile to which a whole budget has added nothing; as long a budget need not try again."""
-    made = profile.provenance
-    effort = {**made.effort, IN_VAIN: made.effort["budget_s"]}
-    return StrategyProfile(
-        fingerprint=profile.fingerprint,
-        workload=profile.workload,
-        objective=profile.objective,
-        answers=profile.answers,
-        evidence=profile.evidence,
-        provenance=made._replace(effort=effort),
-        missing=profile.missing,
-    )
+    return profile if profile.complete or latest is not None else profile.in_vain()
 
 
 def _what_is_left(path: Path | None, *, standing: bool, kept: bool) -> str:
@@ -211,20 +193,17 @@ def _check_decided(profile: StrategyProfile) -> None:
         )
 
 
-def _complete(path: Path) -> bool:
+def _standing(path: Path) -> StrategyProfile | None:
+    """The complete profile that is there; an incomplete one, or what is unusable, gives way."""
     try:
-        return StrategyProfile.load(path).complete
-    except ProfileError:
-        return False
-
-
-def _how_made(path: Path) -> str | None:
-    try:
-        standing = StrategyProfile.load(path)
+        profile = StrategyProfile.load(path)
     except ProfileError:
         return None
-    made = standing.provenance
-    return f"{made.method} on {made.created}" if standing.complete else None
+    return profile if profile.complete else None
+
+
+def _how_made(profile: StrategyProfile | None) -> str | None:
+    return None if profile is None else f"{profile.provenance.method} on {profile.provenance.created}"
 
 
 @contextmanager

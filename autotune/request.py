@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from autotune.devices import Device
     from swa_alloc.trace import Trace
 
-# The budget that has added nothing to an incomplete profile.
 # What more of makes a profile better and never worse: a thorough profile answers a quick request.
 _EFFORT = ("sizes", "tables", "rounds")
 

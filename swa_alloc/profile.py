@@ -210,15 +210,25 @@ class StrategyProfile:
         """
         if objective not in self.answers:
             raise ProfileError(f"the profile decides nothing for objective {objective}; make a new one")
-        return StrategyProfile(
-            fingerprint=self.fingerprint,
-            workload=self.workload,
-            objective=objective,
-            answers=self.answers,
-            provenance=self.provenance,
-            evidence=self._evidence,
-            missing=self.missing,
-        )
+        return self._but(objective=objective)
+
+    def in_vain(self) -> "StrategyProfile":
+        """This incomplete profile, to which a whole budget has added nothing; as long a budget need not try again."""
+        made = self.provenance
+        effort = {**made.effort, IN_VAIN: made.effort["budget_s"]}
+        return self._but(provenance=made._replace(effort=effort))
+
+    def _but(self, **changes: Any) -> "StrategyProfile":
+        arguments: dict[str, Any] = {
+            "fingerprint": self.fingerprint,
+            "workload": self.workload,
+            "objective": self.objective,
+            "answers": self.answers,
+            "provenance": self.provenance,
+            "evidence": self._evidence,
+            "missing": self.missing,
+        }
+        return StrategyProfile(**{**arguments, **changes})
 
     def match(self, here: Fingerprint, size: int, page_size: int) -> Match:
         """How far this profile fits a machine and a mapping over a full pool of ``size`` slots."""

@@ -308,6 +308,30 @@ def test_the_message_says_what_a_row_holds_and_what_it_should() -> None:
     assert fault(lambda _indices: None, target, arguments_of(target), call_it) == "row 7 became [8] and should be [0]"
 
 
+@pytest.mark.parametrize("operation", ["clear", "take"])
+def test_a_call_that_does_nothing_is_found_out_where_an_earlier_call_has_done_its_work(operation: str) -> None:
+    for target in full_sized(operation):
+        arguments = arguments_of(target)
+        right = create(operation, OPERATIONS[operation].fallback).bind(target)
+        right(*arguments)
+        before = target.mapping.clone()
+        assert fault(lambda *_: torch.zeros(4, dtype=torch.int64), target, arguments, call_it) is not None
+        assert fault(right, target, arguments, call_it) is None
+        assert torch.equal(target.mapping, before)
+
+
+def test_a_call_that_raises_leaves_the_table_as_it_was() -> None:
+    def clear_and_raise(indices: torch.Tensor) -> None:
+        target.table.index_fill_(0, indices.long(), 0)
+        raise RuntimeError("made up")
+
+    for target in full_sized("clear"):
+        before = target.mapping.clone()
+        with pytest.raises(RuntimeError, match="made up"):
+            fault(clear_and_raise, target, arguments_of(target), call_it)
+        assert torch.equal(target.mapping, before)
+
+
 # Somewhere else
 
 

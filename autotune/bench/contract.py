@@ -74,24 +74,27 @@ def fault(call: Bound, target: Target, arguments: tuple[torch.Tensor, ...], run:
 
     Args:
         call: The strategy.
-        target: What it is bound to, its mapping numbered.
+        target: What it is bound to.
         arguments: A call's.
         run: Makes the call.
     """
     operation, device = OPERATIONS[target.operation], target.mapping.device
-    indices = arguments[0]
     # An index of -1 means the last row, as in Python.
-    named = indices.cpu().remainder(target.table.shape[0])
+    named = arguments[0].cpu().remainder(target.table.shape[0])
     rows, positions = torch.unique(named, return_inverse=True)
     guards = _guards(rows, target.table.shape[0])
     looked_at = torch.cat((rows, guards)).to(device)
     before = target.table.index_select(0, looked_at)
-    expected = before.cpu().clone()
+    # What earlier calls have left there may be just what this one should leave.
+    expected = _numbers(looked_at, before).cpu()
+    target.table.index_copy_(0, looked_at, expected.to(device))
     after_call = expected[: len(rows)]  # a view: what happens to it happens to what is expected
     wanted = operation.reference(after_call, positions, *(values.cpu() for values in arguments[1:]))
-    result = run(call, *arguments)
-    after = target.table.index_select(0, looked_at).cpu()
-    target.table.index_copy_(0, looked_at, before)
+    try:
+        result = run(call, *arguments)
+        after = target.table.index_select(0, looked_at).cpu()
+    finally:
+        target.table.index_copy_(0, looked_at, before)
     wrong = (after != expected).reshape(len(looked_at), -1).any(1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
@@ -103,6 +106,13 @@ def number(mapping: torch.Tensor) -> None:
     """Make every entry differ from its neighbours and from whatever an operation writes."""
     torch.arange(1, mapping.numel() + 1, out=mapping, device=mapping.device)
     mapping[-1:].fill_(-1)
+
+
+def _numbers(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """What ``number`` writes to these ``[k]`` rows, shaped like those of ``table``; the sentinel has one as well."""
+    slots = table[0].numel()
+    numbers = rows[:, None] * slots + torch.arange(1, slots + 1, device=rows.device)
+    return numbers.reshape(table.shape).to(table.dtype)
 
 
 def check_sum(mapping: torch.Tensor) -> bool:

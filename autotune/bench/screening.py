@@ -84,7 +84,7 @@ class Screener:
             raise Rejected("wrong_result", found)
 
     def check_full(self, call: Bound, target: Target, arguments: Arguments) -> None:
-        """See that a bound candidate is right once on a full-sized, numbered table.
+        """See that a bound candidate is right once on a full-sized table.
 
         Raises:
             Rejected: it is not.
@@ -97,7 +97,7 @@ class Screener:
     def capturable(self, call: Bound, target: Target, arguments: Arguments) -> bool | None:
         """Whether a bound candidate can be captured in a graph, and is right when that is replayed.
 
-        None where the device has no graphs. The target's mapping must be numbered.
+        None where the device has no graphs.
         """
         try:
             replay = self.device.capture(lambda: call(*arguments))

@@ -79,8 +79,7 @@ def measure_stall(
     unit_us = max(device.kernel_us, own_us)
     returns = _Returns(len(block), never)
     for pairs in range(1, PATIENT + 1):
-        both = [device.return_us(call, block, length * unit_us) for length in (_SHORT, _LONG)]
-        short, long = both
+        short, long = (device.return_us(call, block, length * unit_us) for length in (_SHORT, _LONG))
         if short is None or long is None:
             return None
         returns.add(short, long, own_us)

@@ -33,7 +33,7 @@ _LOOK = 8
 # of them. One call alone may have met a hiccup.
 _SCREEN_FACTORS = (math.inf, 8.0, 3.0)
 # The default, which all are compared with, leaves for nothing less.
-_HOPELESS = 8.0
+HOPELESS = 8.0
 # Rounds in which the default is timed twice, to see how far it differs from itself.
 _CONTROL_ROUNDS = 8
 # Most calls in a sample, however short they are.
@@ -243,7 +243,7 @@ class Contest:
                 bar_us = self._singles[entrant].wall_us
                 break
         for entrant in measured:
-            limit = max(factor, _HOPELESS) if entrant is self.race.default else factor
+            limit = max(factor, HOPELESS) if entrant is self.race.default else factor
             if self._singles[entrant].wall_us > limit * bar_us:
                 self._ruled_out.append(entrant)
                 self.race.leave(entrant)
@@ -319,10 +319,9 @@ class Contest:
     def _round(self) -> None:
         race, turn = self.race, self.race.rounds
         order = self._shuffled()
-        # The default's second sample comes somewhere among the others.
-        control = race.default if turn < _CONTROL_ROUNDS else None
         subjects: list[Entrant | None] = [*order]
-        if control is not None:
+        if turn < _CONTROL_ROUNDS:
+            # The default's second sample comes somewhere among the others.
             subjects.insert(self._terms.shuffler.randrange(len(order) + 1), None)
         found: dict[Entrant, Figures] = {}
         again: Figures | None = None

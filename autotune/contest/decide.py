@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swa_alloc.evidence import Verdict
 from swa_alloc.profile import Decision
@@ -327,21 +327,17 @@ def _within_timed(
 ) -> list[Decision]:
     """The decisions, with the default for planned sizes below and above those that were timed."""
     smallest, largest = sizes[0].measurement.indices, sizes[-1].measurement.indices
-    kind, unmeasured = result[0].kind, {"margin": 0.0, "ties": (), "params": {}, "strategy": default}
+    unmeasured = Decision(result[0].kind, None, default, {}, 0.0, ())
     above, below = [c for c in planned if c > largest], [c for c in planned if c < smallest]
     last = result[-1]
     if above and (last.strategy, last.params) != (default, {}):
         border = math.isqrt(largest * min(above))
-        result = [*result[:-1], last._replace(max_indices=border), Decision(kind, None, **_as_any(unmeasured))]
+        result = [*result[:-1], last._replace(max_indices=border), unmeasured]
     first = result[0]
     if below and (first.strategy, first.params) != (default, {}):
         border = math.isqrt(smallest * max(below))
-        result = [Decision(kind, border, **_as_any(unmeasured)), *result]
+        result = [unmeasured._replace(max_indices=border), *result]
     return result
-
-
-def _as_any(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields
 
 
 def _loss_us(size: _Size, other: str, objective: Objective) -> float:

@@ -162,11 +162,14 @@ class Race:
 
     def finishers(self) -> list[Entrant]:
         """Those that still run and have rounds enough for an interval."""
-        return [entrant for entrant in self.running if self.ratio(entrant, self.default, "latency") is not None]
+        return [entrant for entrant in self.running if self._is_measured(entrant)]
 
     def measured(self) -> list[Entrant]:
         """Those that have rounds enough for an interval, whether they still run or not."""
-        return [entrant for entrant in self.series if self.ratio(entrant, self.default, "latency") is not None]
+        return [entrant for entrant in self.series if self._is_measured(entrant)]
+
+    def _is_measured(self, entrant: Entrant) -> bool:
+        return self.ratio(entrant, self.default, "latency") is not None
 
     def leader(self, objective: Objective) -> Entrant:
         """What is fastest so far."""

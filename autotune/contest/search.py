@@ -6,13 +6,14 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from autotune.bench.bench import Bench
 from autotune.bench.contract import check_sum, number
 from autotune.bench.screening import Rejected, Screener, rejecting
 from autotune.contest.candidates import Candidate, Entrant, Space, make_space
-from autotune.contest.contest import UNMEASURABLE, Contest, Terms
+from autotune.contest.contest import HOPELESS, UNMEASURABLE, Contest, Terms
 from autotune.contest.decide import borders, refinements
 from autotune.contest.race import OBJECTIVES
 from autotune.contest.studies import Studies
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 # Of the time that is left, what probing everything may take, then what the checks on the whole table may; and what one
 # candidate's stall at one size may, if it is longer than the fewest backlogs take.
 _PROBING, _CHECKING, _STALL = 0.25, 0.2, 0.01
-# What single calls at both ends of the sizes show to be so many times slower than one that neither waits nor fails in a
-# graph is out before its contract, stall or capture costs anything.
-_HOPELESS = 8.0
 # Calls at both ends that take so much longer than the fastest, and so much of the budget, need no second ones. What is
 # shorter may be a hiccup.
 _DEAR = 0.002
@@ -185,7 +183,7 @@ class Search:
         self._budget = budget
         self._plan = plan
         self._tell = found
-        self.studies = Studies()
+        self._studies = Studies()
         settings, device = request.settings, request.device
         self._require_capturable = request.require_capturable
         screener = Screener(device, settings.call_limit_s, budget.clock)
@@ -207,7 +205,7 @@ class Search:
         deadline = budget.start + budget.seconds
         terms = Terms(
             bench,
-            self.studies,
+            self._studies,
             settings,
             request.backlog_us,
             request.device.spread,
@@ -250,7 +248,7 @@ class Search:
 
     def save_studies(self, storage: optuna.storages.BaseStorage) -> None:
         """Copy every Optuna study to ``storage``."""
-        self.studies.copy_to(storage)
+        self._studies.copy_to(storage)
 
     def _ineligible(self) -> tuple[Ineligible, ...]:
         """What was rejected; a strategy once a kind where all its parameters failed alike."""
@@ -288,9 +286,9 @@ class Search:
         # Of what a pass reads, a mask of the rows is an eighth.
         pass_us = (self._budget.clock() - start) * 1e6 / mapping.element_size()
         deadline = self._budget.soon(_PROBING)
-        for number_left, f in zip(range(len(fields), 0, -1), fields, strict=True):
+        for i, f in enumerate(fields):
             now = self._budget.clock()
-            until = now + max(0.0, deadline - now) / number_left
+            until = now + max(0.0, deadline - now) / (len(fields) - i)
             passing = [entrant for entrant in f.entrants[1:] if entrant.candidate.strategy().whole_table]
             others = [entrant for entrant in f.entrants if entrant not in passing]
             self._probe_field(f, others, bench, until)
@@ -298,7 +296,7 @@ class Search:
                 # Where one pass over the table is hopeless, that is its figure: to bind it may take as much memory as
                 # the table has, and as long as all the races.
                 entrant.probes = {point.count: Sample(pass_us, pass_us, pass_us) for point in f.ends}
-                if not self._slower(entrant, f.fastest_us, _HOPELESS):
+                if not self._slower(entrant, f.fastest_us, HOPELESS):
                     entrant.probes = {}
             self._probe_field(f, [entrant for entrant in passing if not entrant.probes], bench, until)
             self._budget.tick()
@@ -319,7 +317,7 @@ class Search:
                 entrant.reject(UNMEASURABLE)
         f.probed = f.probed and all(entrant.probes or entrant.out for entrant in entrants)
         for entrant in entrants:
-            if self._slower(entrant, f.fastest_us, _HOPELESS):
+            if self._slower(entrant, f.fastest_us, HOPELESS):
                 self._hopeless.add(entrant.candidate)
             if self._is_dear(entrant, f):
                 # Its workspace may be as large as the table.
@@ -329,7 +327,7 @@ class Search:
         """Whether its calls so far tell enough: two long ones, or one as hopeless as for another kind of call."""
         if not entrant.probes:
             return False
-        again = entrant.candidate in self._hopeless and self._slower(entrant, f.fastest_us, _HOPELESS)
+        again = entrant.candidate in self._hopeless and self._slower(entrant, f.fastest_us, HOPELESS)
         long = turn > 0 and min(sample.wall_us for sample in entrant.probes.values()) > self._dear_us
         return again or long or self._is_dear(entrant, f)
 
@@ -345,7 +343,7 @@ class Search:
 
     def _is_dear(self, entrant: Entrant, f: _Field) -> bool:
         """Whether its calls so far were long, and many times longer than the fastest: no need for more."""
-        return self._slower(entrant, f.fastest_us, _HOPELESS) and all(
+        return self._slower(entrant, f.fastest_us, HOPELESS) and all(
             sample.wall_us > self._dear_us for sample in entrant.probes.values()
         )
 
@@ -369,11 +367,11 @@ class Search:
         for f in fields:
             for entrant in sorted(f.racing, key=_fastest_first):
                 strategy = f.kind.operation, entrant.candidate.name
-                hopeless = self._slower(entrant, f.fastest_us, _HOPELESS)
+                hopeless = self._slower(entrant, f.fastest_us, HOPELESS)
                 if strategy not in self._called and entrant.probes and not hopeless and self._budget.clock() < deadline:
                     self._called.add(strategy)
                     called.append((f.points[-1], entrant))
-                    self._try(entrant, lambda e=entrant, p=f.points[-1]: bench.check_full(p, e))  # type: ignore[misc]
+                    self._try(entrant, partial(bench.check_full, f.points[-1], entrant))
         if not check_sum(mapping):
             self._find_culprits(called, bench)
         self._budget.tick()
@@ -387,14 +385,14 @@ class Search:
             return
         f.open = True
         fastest = f.fastest_us
-        if not any(self._slower(entrant, fastest, _HOPELESS) for entrant in f.racing):
+        if not any(self._slower(entrant, fastest, HOPELESS) for entrant in f.racing):
             return
         for entrant in sorted(f.racing, key=_fastest_first):
             self._admit(f, entrant, bench)
             if not entrant.out and not any(self._waits(point, entrant, bench) for point in f.ends):
                 bar = {count: sample.wall_us for count, sample in entrant.probes.items()}
                 for other in f.racing:
-                    if other is not entrant and self._slower(other, bar, _HOPELESS):
+                    if other is not entrant and self._slower(other, bar, HOPELESS):
                         other.give_up()
                 return
             if self._budget.left_s <= 0:
@@ -448,10 +446,9 @@ class Search:
             if entrant.out:
                 continue
             number(mapping)
-            self._try(entrant, lambda e=entrant, p=point: bench.check_full(p, e))  # type: ignore[misc]
+            self._try(entrant, partial(bench.check_full, point, entrant))
             if not entrant.out and not check_sum(mapping):
                 self._expel(entrant, Rejected("wrong_result", "it writes to rows that no index names"))
-        number(mapping)
 
     def _expel(self, entrant: Entrant, rejected: Rejected) -> None:
         """Take out a strategy that was found wrong where its table is full-sized, with all its parameters."""
@@ -497,7 +494,7 @@ class Search:
             self._probe_field(f, unprobed, terms.bench, self._budget.soon(1 / (len(late) - i)))
             if not f.probed:
                 continue
-            if any(not entrant.out and not self._slower(entrant, f.fastest_us, _HOPELESS) for entrant in unprobed):
+            if any(not entrant.out and not self._slower(entrant, f.fastest_us, HOPELESS) for entrant in unprobed):
                 f.contests.clear()
                 f.open = False
             else:
@@ -594,9 +591,6 @@ class Search:
         chosen = {
             entrant: (f, f.points[-1]) for f in self._fields for c in f.contests.values() for entrant in c.choices()
         }
-        if not chosen:
-            return
-        number(bench.sandbox(0).mapping)
         for entrant, (f, point) in chosen.items():
             try:
                 with rejecting():
