@@ -179,8 +179,8 @@ def at(
     margin: float = MARGIN,
     verdicts: Mapping[Objective, str] | None = None,
 ) -> Measurement:
-    """What was measured at one size; the choice is half as dear as the others unless told otherwise."""
-    costs = dict.fromkeys(ORDER, 10.0) | {choice: 5.0} if costs is None else costs
+    """What was measured at one size; the choice and what ties are half as dear as others unless told otherwise."""
+    costs = dict.fromkeys(ORDER, 10.0) | dict.fromkeys((*ties, *level), 5.2) | {choice: 5.0} if costs is None else costs
     chosen = dict.fromkeys(OBJECTIVES, choice) | dict(verdicts or {})
     records = {
         objective: Verdict(label, tuple(level) or (label,), tuple(ties), margin) for objective, label in chosen.items()
@@ -376,7 +376,7 @@ def refined(
     objectives: Sequence[Objective] = OBJECTIVES,
 ) -> dict[int, tuple[float, set[str]]]:
     found = refinements(measurements, objectives, calls, ORDER)
-    return {count: (stake, set(names)) for count, stake, names in found}
+    return {refinement.indices: (refinement.stake, set(refinement.labels)) for refinement in found}
 
 
 def test_a_border_between_different_winners_is_worth_a_size_halfway() -> None:

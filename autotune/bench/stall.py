@@ -31,8 +31,9 @@ _ASYNCHRONOUS, _BLOCKING = 0.1, 0.5
 _EARLIEST, _LATEST = 0.75, 1.35
 # Pairs of backlogs after which the class may be clear: a call that always waits is told by five. Of calls that wait
 # once in twenty, in blocks of four, none in twelve pairs misses one in a hundred; once one was seen, it takes more to
-# tell them from hiccups.
+# tell them from hiccups. Of what surely does not wait at another size as few tell as of what always waits.
 _ALWAYS, NEVER, PATIENT = 5, 12, 48
+CONFIRM = _ALWAYS
 # So few late returns of all may be hiccups; of calls that wait once in twenty, in blocks of four, it is twice as many.
 _HICCUPS = 1 / 12
 

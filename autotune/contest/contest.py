@@ -57,8 +57,8 @@ class Terms:
         clock: Seconds that pass.
         deadline: When everything must be over, by that clock.
         shuffler: Of the orders within rounds.
-        sporadic: What candidates were seen to wait for now and then, for one kind of call and size or another: that is
-            believed of them where there was no time to see whether it is so.
+        sporadic: By candidate and the indices' dtype, what calls were seen to wait for now and then at one size or
+            another: that is believed of them where there was no time to see whether it is so.
     """
 
     bench: Bench
@@ -69,7 +69,7 @@ class Terms:
     clock: Callable[[], float]
     deadline: float
     shuffler: random.Random
-    sporadic: dict[Candidate, Stall] = field(default_factory=dict)
+    sporadic: dict[tuple[Candidate, str], Stall] = field(default_factory=dict)
 
     def margin(self, point: Point) -> float:
         """Fraction by which another must beat the default, before what fresh memory is seen to change."""
@@ -280,11 +280,11 @@ class Contest:
 
     def _charge(self, entrant: Entrant) -> float:
         """Have the race know what is known of an entrant's waits at this size, in microseconds."""
-        stall = entrant.stalls.get(self.point.count)
+        stall, key = entrant.stalls.get(self.point.count), (entrant.candidate, entrant.kind.index_dtype)
         if stall is not None and stall.kind == "partial":
-            self._terms.sporadic[entrant.candidate] = stall
+            self._terms.sporadic[key] = stall
         elif stall is not None and not stall.sure:
-            stall = self._terms.sporadic.get(entrant.candidate, stall)
+            stall = self._terms.sporadic.get(key, stall)
         waits_us = 0.0 if stall is None else stall.cost_us(self._terms.backlog_us)
         if self.race.series[entrant].stall_us != waits_us:
             self.race.stall(entrant, waits_us)

@@ -27,6 +27,8 @@ _PLAUSIBLE = 1.5
 _FAR_LESS = 4.0
 # Sizes closer than this have no border worth refining.
 CLOSE = 1.1
+# Of the margin: what ties with a choice and costs more than this beyond it may take its place only where it won.
+_AS_GOOD = 2.0
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,30 @@ def borders(measurements: Sequence[Measurement], objective: Objective, order: Se
     return found
 
 
+@dataclass(frozen=True)
+class Refinement:
+    """A size worth a race, halfway between two whose winners differ.
+
+    Attributes:
+        indices: The size.
+        stake: What the wrong choice costs there, in microseconds a call of the workload, and a little for the width of
+            the gap.
+        labels: What should race there: whatever may be the fastest under one objective or another.
+        splits: How often the gap must be halved, this time included, until the border is close.
+    """
+
+    indices: int
+    stake: float
+    labels: tuple[str, ...]
+    splits: float
+
+
 def refinements(
     measurements: Sequence[Measurement],
     objectives: Sequence[Objective],
     calls: Sequence[tuple[int, float]],
     order: Sequence[str],
-) -> list[tuple[int, float, tuple[str, ...]]]:
+) -> list[Refinement]:
     """Sizes halfway between two whose winners differ, where calling the wrong one would cost more than the margin.
 
     Args:
@@ -215,10 +235,6 @@ def refinements(
         objectives: Borders of any of these.
         calls: The workload's (number of indices, weight).
         order: Labels in the registry's order.
-
-    Returns:
-        Size, what the wrong choice costs there (microseconds a call of the workload, and a little for the width of the
-        gap), and what should race there: whatever may be the fastest under one objective or another.
     """
     stakes: dict[tuple[int, int], float] = {}
     for objective in objectives:
@@ -230,7 +246,12 @@ def refinements(
                 stakes[gap] = max(stake, stakes.get(gap, 0.0))
     by_size = {measurement.indices: measurement for measurement in measurements}
     return [
-        (math.isqrt(small * large), stake, _plausible(by_size[small], by_size[large], objectives))
+        Refinement(
+            math.isqrt(small * large),
+            stake,
+            _plausible(by_size[small], by_size[large], objectives),
+            math.log2(math.log(large / small) / math.log(CLOSE)),
+        )
         for (small, large), stake in stakes.items()
     ]
 
@@ -275,7 +296,9 @@ def _sizes(measurements: Sequence[Measurement], objective: Objective, order: Seq
         if verdict is None:
             continue
         by_label = {candidate.label: candidate for candidate in measurement.candidates}
-        acceptable = {verdict.choice, *verdict.level, *verdict.ties}
+        bar_us = by_label[verdict.choice].standings[objective].cost_us * (1 + _AS_GOOD * verdict.margin)
+        ties = [label for label in verdict.ties if by_label[label].standings[objective].cost_us <= bar_us]
+        acceptable = {verdict.choice, *verdict.level, *ties}
         size = _Size(measurement, verdict.choice, acceptable, verdict.level, verdict.margin, by_label)
         # Among winners that are level the next smaller size's choice is kept.
         if sizes and sizes[-1].choice in verdict.level:

@@ -12,7 +12,7 @@ import numpy as np
 # At 64 rounds of hot blocks the interval's half-width is about 1.2 % on two shared, noisy CPU cores.
 CONFIDENCE = 0.99
 # Of what is likely rather than sure.
-LIKELY = 0.8
+LIKELY = 0.3
 # Fewer rounds than this have no interval at that confidence.
 MIN_ROUNDS = 8
 

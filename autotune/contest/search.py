@@ -37,11 +37,9 @@ _DEAR = 0.002
 # Half of the time for races follows what is at stake; the other half is spread evenly, since a rare size needs as many
 # rounds for a sound decision as a frequent one.
 _EVEN = 0.5
-# Of an even share of the time, what a race may take before all have had a turn; and of the time that is left then, what
-# those of a group may take that are not settled.
-_FIRST, _SECOND = 0.25, 0.8
-# Of the time that is left, what one refinement may take.
-_REFINEMENT = 0.25
+# Of the time that is left, what may pass before all races of a group have had a turn; and of what is left then, what may
+# go to those that are not settled. The rest is for the borders: sizes between those that are timed are called as often.
+_FIRST, _SECOND = 0.25, 0.3
 # Sizes added to one kind of call, at most.
 _REFINEMENTS = 24
 
@@ -463,11 +461,12 @@ class Search:
     def _race(self, fields: list[_Field], terms: Terms) -> None:
         """Race everything a little, the ends of the sizes first, by what is at stake, and then what is not settled."""
         queue = _in_order((f, point) for f in fields if f.racing for point in f.unraced)
+        clock, first = self._budget.clock, self._budget.soon(_FIRST)
         for i, (f, point) in enumerate(queue):
             if terms.out_of_time():
                 return
             # As few rounds as say anything may take longer: the others lose no more than that by it.
-            self._run(f, point, terms, self._budget.soon(_FIRST / (len(queue) - i)))
+            self._run(f, point, terms, clock() + max(0.0, first - clock()) / (len(queue) - i))
         self._race_on(fields, terms, self._budget.soon(_SECOND))
 
     def _race_on(self, fields: list[_Field], terms: Terms, until: float) -> None:
@@ -557,22 +556,24 @@ class Search:
         while not terms.out_of_time():
             self._ask_neighbours()
             open_borders = [
-                (stake, f, count, names)
+                (f, refinement)
                 for f in self._fields
                 if added[f.kind] < _REFINEMENTS
-                for count, stake, names in refinements(
+                for refinement in refinements(
                     list(f.found.values()), OBJECTIVES, self._plan.calls.get(f.kind, ()), f.labels
                 )
-                if count not in f.found
+                if refinement.indices not in f.found
             ]
             if not open_borders:
                 return
-            _, f, count, names = max(open_borders, key=lambda border: (border[0], -border[2]))
+            f, refinement = max(open_borders, key=lambda border: (border[1].stake, -border[1].indices))
+            count = refinement.indices
             added[f.kind] += 1
             below = max((p for p in f.points if p.count <= count), key=lambda p: p.count, default=f.points[0])
             point = Point(f.kind, count, below.layout, 0.0)
-            racing = [e for e in f.racing if e.label in names or e is f.entrants[0]]
-            self._run(f, point, terms, self._budget.soon(_REFINEMENT), racing)
+            racing = [e for e in f.racing if e.label in refinement.labels or e is f.entrants[0]]
+            races_left = max(1.0, sum(other.splits for _, other in open_borders))
+            self._run(f, point, terms, self._budget.soon(1 / races_left), racing)
             if count not in f.found:
                 # Nothing could be raced there: no reason to try it again and again.
                 added[f.kind] = _REFINEMENTS
