@@ -69,8 +69,8 @@ def test_what_is_slower_than_the_default_beyond_doubt_is_no_tie() -> None:
     assert verdict({"default": 10.0, "first": 11.0}).ties == ()
 
 
-def test_an_unsure_difference_is_a_tie_however_large_it_looks_and_more_rounds_may_tell() -> None:
-    found = judged(race({"default": 10.0, "first": lambda g: 9.5 * np.exp(g.normal(0, 0.5, ROUNDS))}))
+def test_what_noise_hides_is_a_tie_and_more_rounds_may_tell() -> None:
+    found = judged(race({"default": 10.0, "first": lambda g: 10.0 * np.exp(g.normal(0, 0.5, ROUNDS))}))
     assert (found.record.choice, found.record.ties) == ("default", ("first",))
     assert not found.settled
 
@@ -391,6 +391,23 @@ def test_a_border_between_equal_winners_is_not() -> None:
 def test_nothing_is_refined_where_one_sides_choice_is_as_good_on_the_other(tied: tuple[list[str], list[str]]) -> None:
     below, above = tied
     assert refined(at(16, "default", ties=below), at(1024, "first", ties=above)) == {}
+
+
+def test_a_tie_that_looks_far_dearer_does_not_stand_in_for_the_choice() -> None:
+    # So few rounds that a call twice as dear was not told apart.
+    costs = {"default": 5.0, "first": 10.0}
+    sizes = at(16, "default", ties=["first"], costs=costs), at(1024, "first")
+    assert list(refined(*sizes)) == [128]
+    assert borders(*sizes) == [(128, "default"), (None, "first")]
+
+
+def test_a_border_must_be_halved_until_both_sides_are_a_tenth_apart() -> None:
+    splits = {
+        count: refinements([at(16, "default"), at(count, "first")], OBJECTIVES, (), ORDER)[0].splits
+        for count in (19, 20, 1024)
+    }
+    assert 0 < splits[19] < 1 < splits[20] < 2
+    assert CLOSE ** (2 ** splits[1024]) == pytest.approx(1024 / 16)
 
 
 def test_a_border_whose_place_costs_less_than_the_margin_is_not_refined() -> None:

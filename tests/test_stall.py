@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from autotune.bench.stall import PATIENT, Stall, measure_stall
+from autotune.bench.stall import NEVER, PATIENT, Stall, measure_stall, patience
 from autotune.devices import Arguments, Call, Device, Sample
 from autotune.devices.cpu import Cpu
 
@@ -172,6 +173,21 @@ def test_a_call_that_always_waits_is_told_by_few_backlogs_and_the_end_of_the_tim
     found_on(asynchronous)
     assert found_on(late, out_of_time=True) == Stall("asynchronous", 0.0, sure=False)
     assert len(blocking.backlogs_us) == len(late.backlogs_us) < len(asynchronous.backlogs_us)
+
+
+def test_what_surely_does_not_wait_at_one_size_is_asked_more_briefly_at_the_next() -> None:
+    blocking, asynchronous, sporadic = Stall("blocking", 1.0), Stall("asynchronous", 0.0), Stall("partial", 0.05)
+    assert patience([]) == patience([None, blocking]) == patience([replace(asynchronous, sure=False)]) == NEVER
+    assert patience([blocking, asynchronous]) < NEVER < patience([asynchronous, sporadic]) == PATIENT
+
+    anew, again = Queue(), Queue()
+    found_on(anew)
+    confirmed = measure_stall(again, lambda _indices: None, BLOCK, OWN_US, lambda: False, patience([asynchronous]))
+    assert confirmed == asynchronous
+    assert len(again.backlogs_us) < len(anew.backlogs_us)
+    # One that waits at this size is told all the same.
+    late = measure_stall(Queue(1.0), lambda _indices: None, BLOCK, OWN_US, lambda: False, patience([asynchronous]))
+    assert late == blocking
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.bench.sandbox import ROTATION, Sandbox, draw
-from autotune.bench.stall import CONFIRM, NEVER, PATIENT, Stall, measure_stall
+from autotune.bench.stall import Stall, measure_stall, patience
 from swa_alloc.evidence import Figures
 from swa_alloc.operations import OPERATIONS
 
@@ -103,12 +103,7 @@ class Bench:
         # that their backlogs would take all the time.
         calls = ROTATION if host_us * ROTATION < _LONG_KERNELS * self._device.kernel_us else 1
         block = self._rotation(point)[:calls]
-        elsewhere = [stall for stall in entrant.stalls.values() if stall is not None]
-        never = NEVER
-        if any(stall.kind == "partial" for stall in elsewhere):
-            never = PATIENT
-        elif any(stall.kind == "asynchronous" and stall.sure for stall in elsewhere):
-            never = CONFIRM
+        never = patience(entrant.stalls.values())
         return measure_stall(self._device, self.bind(entrant), block, host_us * calls, out_of_time, never)
 
     def check_full(self, point: Point, entrant: Entrant) -> None:

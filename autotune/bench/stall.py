@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from autotune.devices import Arguments, Call, Device
 
@@ -33,7 +33,6 @@ _EARLIEST, _LATEST = 0.75, 1.35
 # once in twenty, in blocks of four, none in twelve pairs misses one in a hundred; once one was seen, it takes more to
 # tell them from hiccups. Of what surely does not wait at another size as few tell as of what always waits.
 _ALWAYS, NEVER, PATIENT = 5, 12, 48
-CONFIRM = _ALWAYS
 # So few late returns of all may be hiccups; of calls that wait once in twenty, in blocks of four, it is twice as many.
 _HICCUPS = 1 / 12
 
@@ -55,6 +54,14 @@ class Stall:
     def cost_us(self, backlog_us: float) -> float:
         """What it costs a call behind a backlog on average, in microseconds."""
         return self.share * backlog_us
+
+
+def patience(elsewhere: Iterable[Stall | None]) -> int:
+    """Pairs without a late return that tell a call that never waits, by what it did at other sizes."""
+    known = [stall for stall in elsewhere if stall is not None]
+    if any(stall.kind == "partial" for stall in known):
+        return PATIENT
+    return _ALWAYS if any(stall.kind == "asynchronous" and stall.sure for stall in known) else NEVER
 
 
 def measure_stall(

@@ -1,20 +1,23 @@
-"""What can be said of the median of a few noisy numbers without assuming how they are distributed."""
+"""What can be said of the middle of a few noisy numbers whose noise is as likely to add as to take away."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-# At 64 rounds of hot blocks the interval's half-width is about 1.2 % on two shared, noisy CPU cores.
+# At 64 rounds of hot blocks the interval's half-width is about 1 % on two shared, noisy CPU cores.
 CONFIDENCE = 0.99
 # Of what is likely rather than sure.
 LIKELY = 0.3
 # Fewer rounds than this have no interval at that confidence.
 MIN_ROUNDS = 8
+# Of more numbers than this, the medians of so many groups stand for them: the work grows with the square.
+_MOST = 256
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -34,13 +37,24 @@ class Interval:
 
 
 def median_ratio(logs: Numbers) -> Interval | None:
-    """The median of some ratios, given as logarithms, NaN for a gap; None with fewer than ``MIN_ROUNDS`` of them."""
-    ordered = np.sort(logs[np.isfinite(logs)])
-    if len(ordered) < MIN_ROUNDS:
+    """The middle of some ratios, given as logarithms, NaN for a gap; None with fewer than ``MIN_ROUNDS`` of them.
+
+    It is the Hodges-Lehmann estimate, the median of the means of all pairs, with the interval that the Wilcoxon
+    signed-rank test does not reject (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, sections 3.2 and
+    3.3). A few hiccups do not move it; under normal noise it needs two thirds of the rounds that the plain median does.
+    """
+    found = logs[np.isfinite(logs)]
+    if len(found) < MIN_ROUNDS:
         return None
-    rank, likely_rank = _rank(len(ordered), CONFIDENCE), _rank(len(ordered), LIKELY)
-    ends = ordered[rank], np.median(ordered), ordered[len(ordered) - 1 - rank], ordered[len(ordered) - 1 - likely_rank]
-    return Interval(*(math.exp(end) for end in ends))
+    group = -(-len(found) // _MOST)
+    found = np.median(found[: len(found) // group * group].reshape(-1, group), axis=1)
+    rows, columns = _pairs(len(found))
+    means = (found[rows] + found[columns]) / 2
+    last = len(means) - 1
+    rank, likely_rank = _rank(len(found), CONFIDENCE), _rank(len(found), LIKELY)
+    wanted = [rank, last // 2, last - last // 2, last - rank, last - likely_rank]
+    low, middle, above_middle, high, likely_high = np.partition(means, wanted)[wanted]
+    return Interval(*(math.exp(end) for end in (low, (middle + above_middle) / 2, high, likely_high)))
 
 
 def differ(groups: list[Numbers]) -> bool:
@@ -64,13 +78,17 @@ _CHANCE = 4.0
 
 
 @cache
+def _pairs(count: int) -> tuple[np.ndarray[Any, np.dtype[np.intp]], ...]:
+    """Rows and columns of all pairs of ``count`` numbers, each with itself too."""
+    return np.triu_indices(count)
+
+
+@cache
 def _rank(count: int, confidence: float) -> int:
-    """Index of the order statistic at which the sign-test interval on the median of ``count`` values begins."""
-    # P(fewer than `rank` values lie below the median) stays within half of what the confidence leaves. In whole
-    # numbers, since 2 ** 1024 is no float.
-    allowed, ways, tail, rank = (1 - confidence) / 2, 1, 1, 0
-    while tail / (1 << count) <= allowed:
-        rank += 1
-        ways = ways * (count - rank + 1) // rank
-        tail += ways
-    return rank - 1
+    """How many of the ``count * (count + 1) / 2`` means lie outside the interval at either end.
+
+    By the normal approximation to the signed-rank statistic, which at a high confidence leaves out up to three fewer
+    than the exact distribution does.
+    """
+    mean, deviation = count * (count + 1) / 4, math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    return max(0, math.floor(mean - 0.5 + NormalDist().inv_cdf((1 - confidence) / 2) * deviation))

@@ -1,7 +1,7 @@
 """The race: what each entrant cost in each round, and what can be said of one against another.
 
-Speeds drift and jitter, so nothing is compared across time: only costs of the same round are divided, and an
-order-statistic interval on the median of those ratios decides.
+Speeds drift and jitter, so nothing is compared across time: only costs of the same round are divided, and a
+distribution-free interval on the middle of those ratios decides.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ _DEAR = 0.002
 # Half of the time for races follows what is at stake; the other half is spread evenly, since a rare size needs as many
 # rounds for a sound decision as a frequent one.
 _EVEN = 0.5
-# Of the time that is left, what may pass before all races of a group have had a turn; and of what is left then, what may
-# go to those that are not settled. The rest is for the borders: sizes between those that are timed are called as often.
+# Of the time that is left, what may pass before all races of a group have had a turn; and of what is left then, what
+# may go to those that are not settled. The rest is for the borders: sizes between those that are timed are called as
+# often.
 _FIRST, _SECOND = 0.25, 0.3
 # Sizes added to one kind of call, at most.
 _REFINEMENTS = 24
