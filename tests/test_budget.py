@@ -50,7 +50,8 @@ def test_the_budget_is_kept_and_every_size_has_a_part_of_it() -> None:
     profile = measure(request(device, ways, counts=(1, 64, 512), settings=settings))
     assert clock.now - start <= 0.33
     assert profile.provenance.measuring_s == pytest.approx(clock.now - start, abs=1e-3)
-    assert timed(profile) == [1, 64, 512]
+    # Between them a border may be refined where the noise makes up a winner.
+    assert {1, 64, 512} <= set(timed(profile))
     # The trace holds no calls by int64.
     assert all(name.startswith("clear.token.int64") for name in profile.missing)
 
